@@ -1,0 +1,352 @@
+"""Reading YAML with places and writing YAML that every reader understands the same way.
+
+Reading: YAML 1.2's plain scalars (so `on`, `no` and `12:30:00` stay the text that was typed), duplicate keys,
+aliases and huge files refused, and each pydantic error pointed at the user's own line.
+Writing: one value per line, strings quoted wherever a YAML 1.1 and a 1.2 reader could disagree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from planner.errors import UserError, Where, did_you_mean
+
+M = TypeVar("M", bound=BaseModel)
+Path_ = tuple[str | int, ...]
+
+# Documents are written by people and reviewed by people; a larger one is a mistake (or an attack).
+LARGEST_BYTES = 4 * 1024 * 1024
+LARGEST_DEPTH = 40
+_BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_BASE):  # type: ignore[misc]
+    """YAML 1.2 core scalars only: null, true/false, integers, floats. Everything else is text."""
+
+    yaml_implicit_resolvers: typing.ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
+
+
+for _tag, _pattern, _first in (
+    ("tag:yaml.org,2002:bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
+    ("tag:yaml.org,2002:null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("tag:yaml.org,2002:int", r"^[-+]?\d+$", "-+0123456789"),
+    ("tag:yaml.org,2002:float", r"^[-+]?(?:\.\d+|\d+(?:\.\d*)?)(?:[eE][-+]?\d+)?$|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$", "-+.0123456789"),
+):
+    for _c in _first:
+        _Loader.yaml_implicit_resolvers.setdefault(_c, []).append((_tag, re.compile(_pattern)))
+
+
+class Strict(BaseModel):
+    """Every document of ours: frozen, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Plain data and where each value stood. `places[path]` is the value's place, `keys[path]` its key's."""
+
+    data: Any
+    source: str
+    places: Mapping[Path_, Where] = field(default_factory=dict)
+    keys: Mapping[Path_, Where] = field(default_factory=dict)
+
+    def where(self, path: Iterable[str | int], *, key: bool = False) -> Where:
+        """The place of `path`, or of its nearest known ancestor."""
+        steps = tuple(path)
+        while True:
+            found = (self.keys.get(steps) if key else None) or self.places.get(steps)
+            if found is not None:
+                return found
+            if not steps:
+                return Where(self.source)
+            steps = steps[:-1]
+            key = False
+
+
+def shown_path(path: Path) -> str:
+    """A path as people wrote it or relative to the current folder; never an absolute path of this machine."""
+    try:
+        relative = os.path.relpath(path)
+    except ValueError:  # another drive on Windows
+        return path.name
+    return path.as_posix() if not path.is_absolute() else (relative if not relative.startswith("..") else path.name)
+
+
+def read_text(path: Path, *, what: str = "file", largest: int = LARGEST_BYTES) -> str:
+    """The text of a file, or a UserError that says what is wrong with it."""
+    shown = shown_path(path)
+    where = Where(shown)
+    try:
+        if path.is_dir():
+            raise UserError("not-a-file", f"{what} {shown} is a folder", where)
+        size = path.stat().st_size
+        if size > largest:
+            raise UserError(
+                "file-too-large", f"{what} {shown} is {size / 1e6:.0f} MB; at most {largest / 1e6:.0f} MB is read", where
+            )
+        return path.read_bytes().decode("utf-8")
+    except FileNotFoundError as e:
+        near: tuple[str, ...] = ()
+        if path.parent.is_dir():
+            near = did_you_mean(path.name, [p.name for p in path.parent.iterdir() if p.is_file()])
+        raise UserError("no-such-file", f"{what} {shown} does not exist", where, (), near) from e
+    except UnicodeDecodeError as e:
+        raise UserError("not-text", f"{what} {shown} is not UTF-8 text (byte {e.start})", where) from e
+    except OSError as e:
+        raise UserError("cannot-read", f"{what} {shown} cannot be read: {e.strerror}", where) from e
+
+
+def parse_yaml(text: str, source: str) -> Document:
+    """YAML text -> plain data with places. Raises UserError, with the line, for anything doubtful."""
+    lines = text.splitlines()
+
+    def at(mark: Any, width: int = 1) -> Where:
+        line = lines[mark.line] if mark.line < len(lines) else ""
+        return Where(source, mark.line + 1, mark.column + 1, line[:200], max(1, min(width, len(line) - mark.column)))
+
+    if len(text) > LARGEST_BYTES:
+        raise UserError("file-too-large", f"{source} is {len(text) / 1e6:.0f} MB; at most {LARGEST_BYTES / 1e6:.0f} MB is read", Where(source))
+    try:
+        loader = _Loader(text)
+        try:
+            for event in yaml.parse(text, Loader=_Loader):
+                if isinstance(event, yaml.AliasEvent):
+                    raise UserError(
+                        "yaml-alias", f"alias *{event.anchor} is not read", at(event.start_mark, len(event.anchor) + 1),
+                        ("aliases can grow without bound and hide what a reviewer reads",), ("write the value out",),
+                    )
+            root = loader.get_single_node()
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as e:
+        mark = e.problem_mark or e.context_mark
+        raise UserError("yaml-syntax", f"not valid YAML: {e.problem or e.context}", at(mark) if mark else Where(source)) from e
+    except (yaml.YAMLError, RecursionError, ValueError) as e:
+        raise UserError("yaml-syntax", f"not valid YAML: {str(e).splitlines()[0][:120]}", Where(source)) from e
+
+    places: dict[Path_, Where] = {}
+    keys: dict[Path_, Where] = {}
+    scalar = yaml.constructor.SafeConstructor()
+
+    def build(node: yaml.Node, path: Path_) -> Any:
+        if len(path) > LARGEST_DEPTH:
+            raise UserError("yaml-depth", f"nested deeper than {LARGEST_DEPTH} levels", at(node.start_mark))
+        width = node.end_mark.column - node.start_mark.column if node.end_mark.line == node.start_mark.line else 1
+        places[path] = at(node.start_mark, width)
+        if isinstance(node, yaml.MappingNode):
+            result: dict[str, Any] = {}
+            for key_node, value_node in node.value:
+                if not isinstance(key_node, yaml.ScalarNode):
+                    raise UserError("yaml-key", "a key must be plain text", at(key_node.start_mark))
+                key = str(key_node.value)
+                here = at(key_node.start_mark, len(key))
+                if key in result:
+                    raise UserError("duplicate-key", f"key {key!r} stands twice", here, (f"first at line {keys[(*path, key)].line}",), ("keep one of them",))
+                keys[(*path, key)] = here
+                result[key] = build(value_node, (*path, key))
+            return result
+        if isinstance(node, yaml.SequenceNode):
+            return [build(child, (*path, i)) for i, child in enumerate(node.value)]
+        if node.tag not in _PLAIN_TAGS:
+            raise UserError("yaml-tag", f"tag {node.tag.rsplit(':', 1)[-1]!r} is not read", at(node.start_mark), (), ("write plain YAML without tags",))
+        try:
+            if node.tag.endswith(":int"):
+                return int(node.value) if len(node.value) < 40 else str(node.value)
+            if node.tag.endswith(":float"):
+                return float(node.value.replace(".inf", "inf").replace(".nan", "nan"))
+            return scalar.construct_object(node)  # type: ignore[no-untyped-call]
+        except (ValueError, yaml.YAMLError) as e:
+            raise UserError("yaml-syntax", f"not valid YAML: {node.value[:60]!r}", at(node.start_mark)) from e
+
+    data = build(root, ()) if root is not None else None
+    return Document(data, source, places, keys)
+
+
+_PLAIN_TAGS = {f"tag:yaml.org,2002:{t}" for t in ("str", "int", "float", "bool", "null")}
+
+
+def parse_json(text: str, source: str) -> Document:
+    """JSON text -> plain data; duplicate keys and NaN refused. Places are not kept beyond the line of a syntax error."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in result:
+                raise UserError("duplicate-key", f"key {key!r} stands twice in {source}", Where(source), (), ("keep one of them",))
+            result[key] = value
+        return result
+
+    def constant(name: str) -> float:
+        raise UserError("not-a-number", f"{name} stands in {source}", Where(source), (), ("write a finite number",))
+
+    try:
+        return Document(json.loads(text, object_pairs_hook=unique, parse_constant=constant), source)
+    except json.JSONDecodeError as e:
+        line = text.splitlines()[e.lineno - 1] if text.splitlines() else ""
+        raise UserError("json-syntax", f"not valid JSON: {e.msg}", Where(source, e.lineno, e.colno, line[:200])) from e
+    except RecursionError as e:
+        raise UserError("json-depth", f"{source} is nested too deeply", Where(source)) from e
+
+
+def load_yaml(path: Path, *, what: str = "file") -> Document:
+    """A YAML file -> plain data with places."""
+    return parse_yaml(read_text(path, what=what), shown_path(path))
+
+
+def read_as(model: type[M], document: Document, *, what: str) -> M:
+    """Plain data -> a frozen pydantic model, or a UserError pointing at the user's own line."""
+    if not isinstance(document.data, dict):
+        kind = "empty" if document.data is None else f"a {_kind(document.data)}"
+        raise UserError("not-a-mapping", f"{what} must be a mapping of keys to values, not {kind}", document.where(()))
+    try:
+        return model.model_validate(document.data)
+    except ValidationError as e:
+        raise _user_error(e, model, document) from e
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "mapping", list: "list", str: "text", bool: "truth value", int: "number", float: "number"}
+    return next((n for t, n in names.items() if isinstance(value, t)), type(value).__name__)
+
+
+def _user_error(error: ValidationError, model: type[BaseModel], document: Document) -> UserError:
+    found = [_one(e, model, document) for e in error.errors(include_url=False)]
+    # A union reports each branch; the most specific complaint (deepest place) is the one people can act on.
+    found.sort(key=lambda u: (u.where.line or 0, u.where.column or 0) if u.where else (0, 0))
+    first, rest = found[0], found[1:]
+    also = tuple(f"also: {u.message} ({u.where})" for u in rest[:5] if u.message != first.message)
+    return UserError(first.code, first.message, first.where, (*first.notes, *also), first.helps, first.exit_code)
+
+
+def _one(e: Any, model: type[BaseModel], document: Document) -> UserError:
+    loc = tuple(e["loc"])
+    path = _real_path(loc, document.data)
+    name = ".".join(str(p) for p in path) or "the document"
+    kind = e["type"]
+    if kind == "extra_forbidden":
+        known = fields_at(model, path[:-1])
+        return UserError("unknown-key", f"unknown key {path[-1]!r}", document.where(path, key=True), (), did_you_mean(str(path[-1]), known))
+    if kind == "missing":
+        return UserError("missing-key", f"{path[-1] if path else loc[-1]!r} is missing" if path else f"{loc[-1]!r} is missing", document.where(path[:-1], key=True), (), (f"add {loc[-1]}: ...",))
+    cause = (e.get("ctx") or {}).get("error")
+    if isinstance(cause, UserError):
+        return cause.at(document.where(path))
+    message = str(cause) if cause is not None else _plain(e["msg"])
+    advice = getattr(cause, "advice", "")
+    return UserError("bad-value", f"{name}: {message}", document.where(path), (), (advice,) if advice else ())
+
+
+def _plain(message: str) -> str:
+    text = message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    return text[:1].lower() + text[1:]
+
+
+def _real_path(loc: tuple[Any, ...], data: Any) -> Path_:
+    """pydantic's location without the names of union branches, which are not in the user's file."""
+    path: list[str | int] = []
+    for i, step in enumerate(loc):
+        if isinstance(data, dict) and step in data:
+            data = data[step]
+        elif isinstance(data, list) and isinstance(step, int) and step < len(data):
+            data = data[step]
+        elif i == len(loc) - 1 and isinstance(step, str) and isinstance(data, dict):
+            path.append(step)  # a missing key
+            break
+        else:
+            continue
+        path.append(step)
+    return tuple(path)
+
+
+def fields_at(model: Any, path: Path_) -> list[str]:
+    """Names of the fields a document may have at `path`, for near-miss suggestions."""
+    models = _models_in(model)
+    for step in path:
+        nxt: list[type[BaseModel]] = []
+        for m in models:
+            for fname, info in m.model_fields.items():
+                if isinstance(step, int):
+                    nxt.append(m)
+                    break
+                if step in (fname, info.alias):
+                    nxt += _models_in(info.annotation)
+        models = nxt or models
+    return sorted({info.alias or name for m in models for name, info in m.model_fields.items()})
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [m for arg in typing.get_args(annotation) for m in _models_in(arg)]
+
+
+# ---------------------------------------------------------------- writing
+
+
+class _Dumper(yaml.SafeDumper):
+    """Indents lists under their key and never writes anchors."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+# Text that some YAML reader would take for something else: 1.1 booleans and sexagesimals, 1.2 octals, numbers.
+_AMBIGUOUS = re.compile(
+    r"^(?:y|n|yes|no|on|off|true|false|null|~|=|<<|\.nan|[-+]?\.inf|[-+.]?\d[\d_.,:eExXoOa-fA-F+-]*)$", re.IGNORECASE
+)
+
+
+def _represent_str(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    if "\n" in value and not re.search(r"[ \t]\n|^\s|[^\S\n]$|\t|\r|[^\x09\x0a\x20-\x7e\xa0-\ud7ff\ue000-\ufffd]", value):
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|")
+    if _AMBIGUOUS.match(value):
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="'")
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value)
+
+
+def _represent_float(dumper: yaml.SafeDumper, value: float) -> yaml.Node:
+    if math.isnan(value) or math.isinf(value):
+        raise ValueError("a document never holds NaN or infinity")
+    text = json.dumps(value)
+    # YAML 1.1 takes 1e-05 for text: its floats have a dot.
+    return dumper.represent_scalar("tag:yaml.org,2002:float", text.replace("e", ".0e") if "." not in text else text)
+
+
+_Dumper.add_representer(str, _represent_str)
+_Dumper.add_representer(float, _represent_float)
+
+
+def dump_yaml(data: Any) -> str:
+    """Plain data -> canonical YAML text; key order is the data's own, no line is folded."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10**6)
+
+
+def yaml_scalar(value: Any) -> str:
+    """One value as it may stand behind `key: ` in a template: strings quoted where readers could disagree."""
+    if isinstance(value, str):
+        text = yaml.dump(value, Dumper=_Dumper, allow_unicode=True, width=10**6, default_style=None)
+        text = text.removesuffix("\n").removesuffix("\n...")
+        return json.dumps(value, ensure_ascii=False) if "\n" in text or "\n" in value else text
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def digest(data: Any) -> str:
+    """sha256 over the canonical JSON of plain data, never over file bytes."""
+    return "sha256:" + hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()).hexdigest()

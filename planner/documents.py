@@ -224,8 +224,10 @@ def _kind(value: Any) -> str:
 
 
 def _user_error(error: ValidationError, model: type[BaseModel], document: Document) -> UserError:
-    found = [_one(e, model, document) for e in error.errors(include_url=False)]
-    # A union reports each branch; the most specific complaint (deepest place) is the one people can act on.
+    raw = error.errors(include_url=False)
+    # A list that came out empty because its items failed is not the user's mistake: the items are.
+    raw = [e for e in raw if not (e["type"] == "too_short" and any(len(o["loc"]) > len(e["loc"]) and o["loc"][: len(e["loc"])] == e["loc"] for o in raw))]
+    found = [_one(e, model, document) for e in raw]
     found.sort(key=lambda u: (u.where.line or 0, u.where.column or 0) if u.where else (0, 0))
     first, rest = found[0], found[1:]
     also = tuple(f"also: {u.message} ({u.where})" for u in rest[:5] if u.message != first.message)

@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -43,7 +42,11 @@ for _tag, _pattern, _first in (
     ("tag:yaml.org,2002:bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
     ("tag:yaml.org,2002:null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
     ("tag:yaml.org,2002:int", r"^[-+]?\d+$", "-+0123456789"),
-    ("tag:yaml.org,2002:float", r"^[-+]?(?:\.\d+|\d+(?:\.\d*)?)(?:[eE][-+]?\d+)?$|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$", "-+.0123456789"),
+    (
+        "tag:yaml.org,2002:float",
+        r"^[-+]?(?:\.\d+|\d+(?:\.\d*)?)(?:[eE][-+]?\d+)?$|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$",
+        "-+.0123456789",
+    ),
 ):
     for _c in _first:
         _Loader.yaml_implicit_resolvers.setdefault(_c, []).append((_tag, re.compile(_pattern)))
@@ -96,7 +99,9 @@ def read_text(path: Path, *, what: str = "file", largest: int = LARGEST_BYTES) -
         size = path.stat().st_size
         if size > largest:
             raise UserError(
-                "file-too-large", f"{what} {shown} is {size / 1e6:.0f} MB; at most {largest / 1e6:.0f} MB is read", where
+                "file-too-large",
+                f"{what} {shown} is {size / 1e6:.0f} MB; at most {largest / 1e6:.0f} MB is read",
+                where,
             )
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError as e:
@@ -119,22 +124,31 @@ def parse_yaml(text: str, source: str) -> Document:
         return Where(source, mark.line + 1, mark.column + 1, line[:200], max(1, min(width, len(line) - mark.column)))
 
     if len(text) > LARGEST_BYTES:
-        raise UserError("file-too-large", f"{source} is {len(text) / 1e6:.0f} MB; at most {LARGEST_BYTES / 1e6:.0f} MB is read", Where(source))
+        raise UserError(
+            "file-too-large",
+            f"{source} is {len(text) / 1e6:.0f} MB; at most {LARGEST_BYTES / 1e6:.0f} MB is read",
+            Where(source),
+        )
     try:
         loader = _Loader(text)
         try:
             for event in yaml.parse(text, Loader=_Loader):
                 if isinstance(event, yaml.AliasEvent):
                     raise UserError(
-                        "yaml-alias", f"alias *{event.anchor} is not read", at(event.start_mark, len(event.anchor) + 1),
-                        ("aliases can grow without bound and hide what a reviewer reads",), ("write the value out",),
+                        "yaml-alias",
+                        f"alias *{event.anchor} is not read",
+                        at(event.start_mark, len(event.anchor or "") + 1),
+                        ("aliases can grow without bound and hide what a reviewer reads",),
+                        ("write the value out",),
                     )
             root = loader.get_single_node()
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
-        raise UserError("yaml-syntax", f"not valid YAML: {e.problem or e.context}", at(mark) if mark else Where(source)) from e
+        raise UserError(
+            "yaml-syntax", f"not valid YAML: {e.problem or e.context}", at(mark) if mark else Where(source)
+        ) from e
     except (yaml.YAMLError, RecursionError, ValueError) as e:
         raise UserError("yaml-syntax", f"not valid YAML: {str(e).splitlines()[0][:120]}", Where(source)) from e
 
@@ -155,20 +169,32 @@ def parse_yaml(text: str, source: str) -> Document:
                 key = str(key_node.value)
                 here = at(key_node.start_mark, len(key))
                 if key in result:
-                    raise UserError("duplicate-key", f"key {key!r} stands twice", here, (f"first at line {keys[(*path, key)].line}",), ("keep one of them",))
+                    raise UserError(
+                        "duplicate-key",
+                        f"key {key!r} stands twice",
+                        here,
+                        (f"first at line {keys[(*path, key)].line}",),
+                        ("keep one of them",),
+                    )
                 keys[(*path, key)] = here
                 result[key] = build(value_node, (*path, key))
             return result
         if isinstance(node, yaml.SequenceNode):
             return [build(child, (*path, i)) for i, child in enumerate(node.value)]
         if node.tag not in _PLAIN_TAGS:
-            raise UserError("yaml-tag", f"tag {node.tag.rsplit(':', 1)[-1]!r} is not read", at(node.start_mark), (), ("write plain YAML without tags",))
+            raise UserError(
+                "yaml-tag",
+                f"tag {node.tag.rsplit(':', 1)[-1]!r} is not read",
+                at(node.start_mark),
+                (),
+                ("write plain YAML without tags",),
+            )
         try:
             if node.tag.endswith(":int"):
                 return int(node.value) if len(node.value) < 40 else str(node.value)
             if node.tag.endswith(":float"):
                 return float(node.value.replace(".inf", "inf").replace(".nan", "nan"))
-            return scalar.construct_object(node)  # type: ignore[no-untyped-call]
+            return scalar.construct_object(node)
         except (ValueError, yaml.YAMLError) as e:
             raise UserError("yaml-syntax", f"not valid YAML: {node.value[:60]!r}", at(node.start_mark)) from e
 
@@ -186,7 +212,13 @@ def parse_json(text: str, source: str) -> Document:
         result: dict[str, Any] = {}
         for key, value in pairs:
             if key in result:
-                raise UserError("duplicate-key", f"key {key!r} stands twice in {source}", Where(source), (), ("keep one of them",))
+                raise UserError(
+                    "duplicate-key",
+                    f"key {key!r} stands twice in {source}",
+                    Where(source),
+                    (),
+                    ("keep one of them",),
+                )
             result[key] = value
         return result
 
@@ -226,7 +258,14 @@ def _kind(value: Any) -> str:
 def _user_error(error: ValidationError, model: type[BaseModel], document: Document) -> UserError:
     raw = error.errors(include_url=False)
     # A list that came out empty because its items failed is not the user's mistake: the items are.
-    raw = [e for e in raw if not (e["type"] == "too_short" and any(len(o["loc"]) > len(e["loc"]) and o["loc"][: len(e["loc"])] == e["loc"] for o in raw))]
+    raw = [
+        e
+        for e in raw
+        if not (
+            e["type"] == "too_short"
+            and any(len(o["loc"]) > len(e["loc"]) and o["loc"][: len(e["loc"])] == e["loc"] for o in raw)
+        )
+    ]
     found = [_one(e, model, document) for e in raw]
     found.sort(key=lambda u: (u.where.line or 0, u.where.column or 0) if u.where else (0, 0))
     first, rest = found[0], found[1:]
@@ -241,9 +280,21 @@ def _one(e: Any, model: type[BaseModel], document: Document) -> UserError:
     kind = e["type"]
     if kind == "extra_forbidden":
         known = fields_at(model, path[:-1])
-        return UserError("unknown-key", f"unknown key {path[-1]!r}", document.where(path, key=True), (), did_you_mean(str(path[-1]), known))
+        return UserError(
+            "unknown-key",
+            f"unknown key {path[-1]!r}",
+            document.where(path, key=True),
+            (),
+            did_you_mean(str(path[-1]), known),
+        )
     if kind == "missing":
-        return UserError("missing-key", f"{path[-1] if path else loc[-1]!r} is missing" if path else f"{loc[-1]!r} is missing", document.where(path[:-1], key=True), (), (f"add {loc[-1]}: ...",))
+        return UserError(
+            "missing-key",
+            f"{path[-1] if path else loc[-1]!r} is missing" if path else f"{loc[-1]!r} is missing",
+            document.where(path[:-1], key=True),
+            (),
+            (f"add {loc[-1]}: ...",),
+        )
     cause = (e.get("ctx") or {}).get("error")
     if isinstance(cause, UserError):
         return cause.at(document.where(path))
@@ -261,9 +312,9 @@ def _real_path(loc: tuple[Any, ...], data: Any) -> Path_:
     """pydantic's location without the names of union branches, which are not in the user's file."""
     path: list[str | int] = []
     for i, step in enumerate(loc):
-        if isinstance(data, dict) and step in data:
-            data = data[step]
-        elif isinstance(data, list) and isinstance(step, int) and step < len(data):
+        if (isinstance(data, dict) and step in data) or (
+            isinstance(data, list) and isinstance(step, int) and step < len(data)
+        ):
             data = data[step]
         elif i == len(loc) - 1 and isinstance(step, str) and isinstance(data, dict):
             path.append(step)  # a missing key
@@ -291,7 +342,11 @@ def fields_at(model: Any, path: Path_) -> list[str]:
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias) and issubclass(annotation, BaseModel):
+    if (
+        isinstance(annotation, type)
+        and not isinstance(annotation, types.GenericAlias)
+        and issubclass(annotation, BaseModel)
+    ):
         return [annotation]
     return [m for arg in typing.get_args(annotation) for m in _models_in(arg)]
 
@@ -311,12 +366,15 @@ class _Dumper(yaml.SafeDumper):
 
 # Text that some YAML reader would take for something else: 1.1 booleans and sexagesimals, 1.2 octals, numbers.
 _AMBIGUOUS = re.compile(
-    r"^(?:y|n|yes|no|on|off|true|false|null|~|=|<<|\.nan|[-+]?\.inf|[-+.]?\d[\d_.,:eExXoOa-fA-F+-]*)$", re.IGNORECASE
+    r"^(?:y|n|yes|no|on|off|true|false|null|~|=|<<|\.nan|[-+]?\.inf|[-+.]?\d[\d_.,:eExXoOa-fA-F+-]*)$",
+    re.IGNORECASE,
 )
 
 
 def _represent_str(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-    if "\n" in value and not re.search(r"[ \t]\n|^\s|[^\S\n]$|\t|\r|[^\x09\x0a\x20-\x7e\xa0-\ud7ff\ue000-\ufffd]", value):
+    if "\n" in value and not re.search(
+        r"[ \t]\n|^\s|[^\S\n]$|\t|\r|[^\x09\x0a\x20-\x7e\xa0-\ud7ff\ue000-\ufffd]", value
+    ):
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|")
     if _AMBIGUOUS.match(value):
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="'")
@@ -351,4 +409,9 @@ def yaml_scalar(value: Any) -> str:
 
 def digest(data: Any) -> str:
     """sha256 over the canonical JSON of plain data, never over file bytes."""
-    return "sha256:" + hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()).hexdigest()
+    return (
+        "sha256:"
+        + hashlib.sha256(
+            json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+        ).hexdigest()
+    )

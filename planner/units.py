@@ -17,10 +17,24 @@ from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 _SI = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _IEC = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 
-_TIME = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_TIME = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "min": 60.0,
+    "m": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+}
 _BYTES = {f"{p}B": f for p, f in (_SI | _IEC).items()}
 _BITS = {f"{p}b": f / 8 for p, f in _SI.items() if p}
-_DATA_RATE = {f"{u}/s": f for u, f in _BYTES.items()} | {f"{p}bit/s": f / 8 for p, f in _SI.items()} | {f"{p}b/s": f / 8 for p, f in _SI.items()}
+_DATA_RATE = (
+    {f"{u}/s": f for u, f in _BYTES.items()}
+    | {f"{p}bit/s": f / 8 for p, f in _SI.items()}
+    | {f"{p}b/s": f / 8 for p, f in _SI.items()}
+)
 _FLOP_RATE = {f"{p}{n}": f for p, f in _SI.items() if p for n in ("FLOPS", "FLOP/s", "OPS", "OP/s")}
 _RATE = {"/s": 1.0, "/min": 1 / 60, "/m": 1 / 60, "/h": 1 / 3600, "/d": 1 / 86400}
 _RATE |= {f"{w}{u}": f for w in ("req", "requests") for u, f in _RATE.items()} | {"rps": 1.0, "qps": 1.0}
@@ -64,7 +78,8 @@ class Dimension:
             shown = f"{value:g}" if isinstance(value, float) else str(value)[:20]
             unit = re.sub(r"^[\d.$]+", "", self.example)
             raise QuantityError(
-                f"bare number {shown}: a {self.name} needs a unit", f"write {shown}{unit} if that is what you mean"
+                f"bare number {shown}: a {self.name} needs a unit",
+                f"write {shown}{unit} if that is what you mean",
             )
         text = str(value)
         if len(text) > _LONGEST:
@@ -78,7 +93,8 @@ class Dimension:
         if unit == "":
             suffix = re.sub(r"^[\d.$]+", "", self.example)
             raise QuantityError(
-                f"bare number {text!r}: a {self.name} needs a unit", f"write {digits}{suffix} if that is what you mean"
+                f"bare number {text!r}: a {self.name} needs a unit",
+                f"write {digits}{suffix} if that is what you mean",
             )
         if unit not in self.units:
             known = ", ".join(u for u in self.units if u)
@@ -91,13 +107,17 @@ class Dimension:
         if not math.isfinite(result) or result > self.largest:
             raise QuantityError(f"{text!r} is absurdly large for a {self.name}", f"write it like {self.example}")
         if result < 0 or (result == 0 and not self.zero_ok):
-            raise QuantityError(f"a {self.name} must be greater than zero, not {text!r}", f"write it like {self.example}")
+            raise QuantityError(
+                f"a {self.name} must be greater than zero, not {text!r}", f"write it like {self.example}"
+            )
         return result
 
 
 TIME = Dimension("time", _TIME, "50ms", largest=1e9)
 BYTES = Dimension("size in bytes", _BYTES, "80GB", largest=1e18)
-DATA_RATE = Dimension("bandwidth", _DATA_RATE | {f"{p}bps": f / 8 for p, f in _SI.items() if p}, "3.35TB/s", largest=1e18)
+DATA_RATE = Dimension(
+    "bandwidth", _DATA_RATE | {f"{p}bps": f / 8 for p, f in _SI.items() if p}, "3.35TB/s", largest=1e18
+)
 FLOP_RATE = Dimension("compute rate", _FLOP_RATE, "989TFLOPS", largest=1e21)
 RATE = Dimension("rate", _RATE, "12/s", largest=1e9)
 MONEY = Dimension("price per hour", _MONEY, "$2.95/h", zero_ok=True, largest=1e9)
@@ -170,7 +190,13 @@ def _quantity(dimension: Dimension, write: Any) -> tuple[Any, ...]:
     return (
         BeforeValidator(lambda v, _d=dimension: _d.parse(v)),
         PlainSerializer(write, return_type=str),
-        WithJsonSchema({"type": "string", "description": f"a {dimension.name}, e.g. {dimension.example}", "examples": [dimension.example]}),
+        WithJsonSchema(
+            {
+                "type": "string",
+                "description": f"a {dimension.name}, e.g. {dimension.example}",
+                "examples": [dimension.example],
+            }
+        ),
     )
 
 

@@ -125,12 +125,26 @@ def squeeze(name: str) -> str:
     >>> squeeze("NVIDIA H100 80GB HBM3"), squeeze("h100_sxm")
     ('h10080gbhbm3', 'h100sxm')
     """
-    return re.sub(r"[^a-z0-9]", "", re.sub(r"\b(nvidia|amd|intel|google|instinct|tensor core|gpu)\b", "", name.lower().replace("-", " ").replace("_", " ")))
+    return re.sub(
+        r"[^a-z0-9]",
+        "",
+        re.sub(
+            r"\b(nvidia|amd|intel|google|instinct|tensor core|gpu)\b",
+            "",
+            name.lower().replace("-", " ").replace("_", " "),
+        ),
+    )
 
 
 def find_gpu(name: str, *, where: Where | None = None) -> Gpu:
     """The GPU called `name`, by id or alias; UserError with near misses otherwise."""
     gpu_id = aliases().get(squeeze(name))
     if gpu_id is None:
-        raise UserError("unknown-gpu", f"unknown GPU {name!r}", where, (), (*did_you_mean(name, gpus()), "see all with: plan catalog gpus"))
+        raise UserError(
+            "unknown-gpu",
+            f"unknown GPU {name!r}",
+            where,
+            (),
+            (*did_you_mean(name, gpus()), "see all with: plan catalog gpus"),
+        )
     return gpus()[gpu_id]

@@ -30,7 +30,13 @@ def _slos(value: Any) -> Any:
     keys = [s.key for s in found]
     twice = sorted({k for k in keys if keys.count(k) > 1})
     if twice:
-        raise UserError("duplicate-slo", f"{twice[0]} is given twice", None, ("a metric without percentile means p99",), ("keep one of them",))
+        raise UserError(
+            "duplicate-slo",
+            f"{twice[0]} is given twice",
+            None,
+            ("a metric without percentile means p99",),
+            ("keep one of them",),
+        )
     return tuple(sorted(found))
 
 
@@ -65,11 +71,23 @@ class Lengths(Strict):
             if not self.histogram:
                 raise UserError("lengths", "an empty histogram", None, (), ("give at least one [length, weight] pair",))
         elif self.mean is None:
-            raise UserError("lengths", "mean is missing", None, (), ("write {mean: 3000, p95: 8000}, {mean: 3000, cv: 1} or a plain number",))
+            raise UserError(
+                "lengths",
+                "mean is missing",
+                None,
+                (),
+                ("write {mean: 3000, p95: 8000}, {mean: 3000, cv: 1} or a plain number",),
+            )
         elif len(spread) > 1:
             raise UserError("lengths", f"{' and '.join(spread)} both set the spread", None, (), ("keep one of them",))
         elif spread and spread[0] != "cv" and spread[0] != "p50" and getattr(self, spread[0]) < self.mean:
-            raise UserError("lengths", f"{spread[0]} is below the mean", None, (), ("a lognormal's upper percentiles lie above its mean",))
+            raise UserError(
+                "lengths",
+                f"{spread[0]} is below the mean",
+                None,
+                (),
+                ("a lognormal's upper percentiles lie above its mean",),
+            )
         elif spread == ["p50"] and self.p50 is not None and self.p50 > self.mean:
             raise UserError("lengths", "p50 is above the mean", None, (), ("a lognormal's median lies below its mean",))
         return self
@@ -77,10 +95,18 @@ class Lengths(Strict):
 
 def _lengths(value: Any) -> Any:
     if isinstance(value, bool):
-        raise UserError("lengths", "a length is a number of tokens", None, (), ("write 3500, or {mean: 3000, p95: 8000}",))
+        raise UserError(
+            "lengths", "a length is a number of tokens", None, (), ("write 3500, or {mean: 3000, p95: 8000}",)
+        )
     if isinstance(value, (int, float)):
         if value <= 0 or value != int(value):
-            raise UserError("lengths", f"a length of {value} tokens", None, (), ("write a whole number of tokens of at least 1",))
+            raise UserError(
+                "lengths",
+                f"a length of {value} tokens",
+                None,
+                (),
+                ("write a whole number of tokens of at least 1",),
+            )
         return {"mean": int(value), "cv": 0.0}
     return value
 
@@ -131,7 +157,13 @@ class PrefixCache(Strict):
     @model_validator(mode="after")
     def _one_form(self) -> Self:
         if (self.share is None) == (self.shared_tokens is None):
-            raise UserError("prefix-cache", "give either share or shared_tokens", None, (), ("write prefix_cache: 0.4 or {shared_tokens: 2000}",))
+            raise UserError(
+                "prefix-cache",
+                "give either share or shared_tokens",
+                None,
+                (),
+                ("write prefix_cache: 0.4 or {shared_tokens: 2000}",),
+            )
         return self
 
 
@@ -160,12 +192,30 @@ class TrafficClass(Strict):
     @model_validator(mode="after")
     def _lengths_given(self) -> Self:
         if self.trace is not None and (self.input is not None or self.output is not None):
-            raise UserError("traffic", f"class {self.name!r} has both a trace and lengths", None, (), ("keep one of them",))
+            raise UserError(
+                "traffic",
+                f"class {self.name!r} has both a trace and lengths",
+                None,
+                (),
+                ("keep one of them",),
+            )
         if self.trace is None and (self.input is None or self.output is None):
             missing = "input" if self.input is None else "output"
-            raise UserError("traffic", f"class {self.name!r} has no {missing} length", None, (), (f"add {missing}: 500, or trace: FILE.csv",))
+            raise UserError(
+                "traffic",
+                f"class {self.name!r} has no {missing} length",
+                None,
+                (),
+                (f"add {missing}: 500, or trace: FILE.csv",),
+            )
         if self.arrivals.process == "replay" and self.trace is None:
-            raise UserError("traffic", f"class {self.name!r} replays arrivals without a trace", None, (), ("add trace: FILE.csv with a timestamp column",))
+            raise UserError(
+                "traffic",
+                f"class {self.name!r} replays arrivals without a trace",
+                None,
+                (),
+                ("add trace: FILE.csv with a timestamp column",),
+            )
         return self
 
 
@@ -233,7 +283,13 @@ class Service(Strict):
     @classmethod
     def _dns_label(cls, value: str) -> str:
         if not NAME.match(value) or len(value) > 30:
-            raise UserError("bad-name", f"{value!r} cannot be a service name", None, ("it becomes part of Kubernetes names",), ("use lower-case letters, digits and dashes, a letter first, at most 30 characters",))
+            raise UserError(
+                "bad-name",
+                f"{value!r} cannot be a service name",
+                None,
+                ("it becomes part of Kubernetes names",),
+                ("use lower-case letters, digits and dashes, a letter first, at most 30 characters",),
+            )
         return value
 
     @field_validator("traffic", mode="before")
@@ -245,11 +301,23 @@ class Service(Strict):
     def _classes(self) -> Self:
         names = [c.name for c in self.traffic]
         if len(set(names)) != len(names):
-            raise UserError("duplicate-class", f"service {self.name!r} has two traffic classes of one name", None, (), ("name them apart",))
+            raise UserError(
+                "duplicate-class",
+                f"service {self.name!r} has two traffic classes of one name",
+                None,
+                (),
+                ("name them apart",),
+            )
         rated = [c.name for c in self.traffic if c.rate is not None]
         unrated = [c.name for c in self.traffic if c.rate is None]
         if rated and unrated:
-            raise UserError("some-rates", f"service {self.name!r}: class {unrated[0]!r} has no rate but {rated[0]!r} has", None, (), ("give every class a rate, or none to ask for the most the fleet carries",))
+            raise UserError(
+                "some-rates",
+                f"service {self.name!r}: class {unrated[0]!r} has no rate but {rated[0]!r} has",
+                None,
+                (),
+                ("give every class a rate, or none to ask for the most the fleet carries",),
+            )
         return self
 
 
@@ -267,9 +335,17 @@ class Intent(Strict):
         names = [s.name for s in self.services]
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
-            raise UserError("duplicate-service", f"two services are called {twice[0]!r}", None, (), ("name them apart",))
+            raise UserError(
+                "duplicate-service", f"two services are called {twice[0]!r}", None, (), ("name them apart",)
+            )
         rated = [s.name for s in self.services if s.traffic[0].rate is not None]
         unrated = [s.name for s in self.services if s.traffic[0].rate is None]
         if rated and unrated:
-            raise UserError("some-rates", f"service {unrated[0]!r} has no rate but {rated[0]!r} has", None, (), ("give every service a rate, or none",))
+            raise UserError(
+                "some-rates",
+                f"service {unrated[0]!r} has no rate but {rated[0]!r} has",
+                None,
+                (),
+                ("give every service a rate, or none",),
+            )
         return self

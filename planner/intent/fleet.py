@@ -33,7 +33,7 @@ class Toleration(Strict):
 class Kubernetes(Strict):
     """How pods find this pool. Labels are data the user owns; defaults come from the GPU catalogue."""
 
-    node_selector: dict[str, str] = {}
+    node_selector: dict[str, str] = Field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
     gpu_resource: str | None = None
     rdma_resource: str | None = None
@@ -77,7 +77,13 @@ class Pool(Strict):
     @model_validator(mode="after")
     def _some_left(self) -> Self:
         if self.reserved_nodes > self.nodes:
-            raise UserError("fleet", f"pool {self.name!r} reserves {self.reserved_nodes} of {self.nodes} nodes", None, (), ("reserve at most all of them",))
+            raise UserError(
+                "fleet",
+                f"pool {self.name!r} reserves {self.reserved_nodes} of {self.nodes} nodes",
+                None,
+                (),
+                ("reserve at most all of them",),
+            )
         return self
 
 
@@ -91,11 +97,23 @@ class Fleet(Strict):
     @model_validator(mode="after")
     def _pools(self) -> Self:
         if not self.pools:
-            raise UserError("empty-fleet", f"fleet {self.name!r} has no pools", None, (), ("add a pool: {name: ..., gpu: h100-sxm, nodes: 4}",))
+            raise UserError(
+                "empty-fleet",
+                f"fleet {self.name!r} has no pools",
+                None,
+                (),
+                ("add a pool: {name: ..., gpu: h100-sxm, nodes: 4}",),
+            )
         names = [p.name for p in self.pools]
         twice = sorted({n for n in names if names.count(n) > 1})
         if twice:
             raise UserError("duplicate-pool", f"two pools are called {twice[0]!r}", None, (), ("name them apart",))
         if all(p.reserved_nodes >= p.nodes for p in self.pools):
-            raise UserError("empty-fleet", f"every node of fleet {self.name!r} is reserved", None, (), ("lower reserved_nodes",))
+            raise UserError(
+                "empty-fleet",
+                f"every node of fleet {self.name!r} is reserved",
+                None,
+                (),
+                ("lower reserved_nodes",),
+            )
         return self

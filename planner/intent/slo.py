@@ -46,13 +46,31 @@ def parse_slo_key(key: str) -> tuple[str, str]:
     """
     metric, _, stat = key.strip().partition(".")
     if metric not in METRICS:
-        raise UserError("unknown-metric", f"unknown SLO metric {metric!r}", None, (), did_you_mean(metric, METRICS) or (f"known: {', '.join(METRICS)}",))
+        raise UserError(
+            "unknown-metric",
+            f"unknown SLO metric {metric!r}",
+            None,
+            (),
+            did_you_mean(metric, METRICS) or (f"known: {', '.join(METRICS)}",),
+        )
     stat = stat or DEFAULT_STAT
     match = _STAT.match(stat)
     if not match:
-        raise UserError("bad-percentile", f"{stat!r} is not a percentile", None, (), (f"write {metric}.p50 to {metric}.p99.9, or {metric}.mean",))
+        raise UserError(
+            "bad-percentile",
+            f"{stat!r} is not a percentile",
+            None,
+            (),
+            (f"write {metric}.p50 to {metric}.p99.9, or {metric}.mean",),
+        )
     if match[1] is not None and not 1 <= float(match[1]) <= 99.9:
-        raise UserError("bad-percentile", f"{stat!r} is not a percentile", None, (), (f"write {metric}.p1 to {metric}.p99.9",))
+        raise UserError(
+            "bad-percentile",
+            f"{stat!r} is not a percentile",
+            None,
+            (),
+            (f"write {metric}.p1 to {metric}.p99.9",),
+        )
     return metric, stat
 
 
@@ -64,7 +82,13 @@ def parse_slo(text: str) -> Slo:
     """
     key, equals, limit = text.partition("=")
     if not equals:
-        raise UserError("bad-slo", f"{text!r} is not an SLO", None, (), ("write metric=limit, e.g. itl=50ms or ttft.p95=800ms",))
+        raise UserError(
+            "bad-slo",
+            f"{text!r} is not an SLO",
+            None,
+            (),
+            ("write metric=limit, e.g. itl=50ms or ttft.p95=800ms",),
+        )
     metric, stat = parse_slo_key(key)
     return Slo(metric, stat, parse_limit(limit))
 

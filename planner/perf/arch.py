@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 Group = Literal[
-    "embed", "lm_head", "attn", "linear_attn", "indexer", "dense_mlp", "shared_expert", "routed_expert", "router", "norm", "other"
+    "embed",
+    "lm_head",
+    "attn",
+    "linear_attn",
+    "indexer",
+    "dense_mlp",
+    "shared_expert",
+    "routed_expert",
+    "router",
+    "norm",
+    "other",
 ]
 Shard = Literal["column", "row", "replicated", "vocab"]
 """How tensor parallelism splits a matrix: by outputs, by inputs, not at all, or by (padded) vocabulary rows."""
@@ -86,7 +96,7 @@ class Mla:
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """A layer with a fixed state per sequence and no KV: Mamba-2, gated delta net, KDA, lightning attention, short convolution."""
+    """A layer with a fixed state per sequence and no KV: Mamba-2, gated delta net, KDA, lightning, short convolution."""
 
     kind: Literal["mamba2", "gdn", "kda", "lightning", "shortconv"]
     heads: int
@@ -181,7 +191,18 @@ class ModelArch:
         return any(g.moe for g in self.layers)
 
 
-Scheme = Literal["bf16", "fp8_block128", "fp8_channel", "fp8_tensor", "int8_channel", "int4_g128", "int4_g32", "nvfp4", "mxfp4", "mxfp8"]
+Scheme = Literal[
+    "bf16",
+    "fp8_block128",
+    "fp8_channel",
+    "fp8_tensor",
+    "int8_channel",
+    "int4_g128",
+    "int4_g32",
+    "nvfp4",
+    "mxfp4",
+    "mxfp8",
+]
 """Number formats of weights. Bits and scales are in `quantities.SCHEMES`."""
 
 

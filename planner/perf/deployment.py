@@ -1,4 +1,4 @@
-"""What runs on one replica: a model's arithmetic, how its weights and cache are stored, on which GPUs, laid out how, by which engine.
+"""What runs on one replica: a model's arithmetic, its weights and cache, GPUs and layout, and the engine.
 
 The one value that memory, rules, step times, load model and simulation all take.
 """

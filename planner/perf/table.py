@@ -77,7 +77,9 @@ class StepTable:
         self._cache[decode_seqs] = made
         return made
 
-    def step_s(self, *, decode_seqs: int, context_tokens: float, prefill_tokens: int = 0, prefill_pairs: float = 0.0) -> float:
+    def step_s(
+        self, *, decode_seqs: int, context_tokens: float, prefill_tokens: int = 0, prefill_pairs: float = 0.0
+    ) -> float:
         """Seconds of one step. `context_tokens` is the sum over the decoding sequences."""
         tokens = decode_seqs + prefill_tokens
         if tokens == 0:

@@ -206,7 +206,7 @@ _PLAIN_TAGS = {f"tag:yaml.org,2002:{t}" for t in ("str", "int", "float", "bool",
 
 
 def parse_json(text: str, source: str) -> Document:
-    """JSON text -> plain data; duplicate keys and NaN refused. Places are not kept beyond the line of a syntax error."""
+    """JSON text -> plain data; duplicate keys and NaN refused. Only a syntax error has a line."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -342,11 +342,7 @@ def fields_at(model: Any, path: Path_) -> list[str]:
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if (
-        isinstance(annotation, type)
-        and not isinstance(annotation, types.GenericAlias)
-        and issubclass(annotation, BaseModel)
-    ):
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
         return [annotation]
     return [m for arg in typing.get_args(annotation) for m in _models_in(arg)]
 

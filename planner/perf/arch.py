@@ -96,7 +96,7 @@ class Mla:
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """A layer with a fixed state per sequence and no KV: Mamba-2, gated delta net, KDA, lightning, short convolution."""
+    """A layer with a fixed state per sequence and no KV: Mamba-2, gated delta net, KDA, lightning, short conv."""
 
     kind: Literal["mamba2", "gdn", "kda", "lightning", "shortconv"]
     heads: int

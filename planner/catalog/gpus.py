@@ -32,7 +32,8 @@ class Memory(Strict):
     """What the board exposes as the vendor counts it, and what the driver reports (which is what planning uses)."""
 
     marketing: Bytes
-    reported: Bytes
+    reported: Bytes | None = None
+    """None where no driver output has been seen: planning then needs a figure from the fleet file."""
     bandwidth: BytesPerSecond
     source: Source
 
@@ -41,7 +42,8 @@ class ScaleUp(Strict):
     """The fast link between GPUs of one domain; bandwidth is one direction, per GPU."""
 
     kind: str
-    bandwidth: BytesPerSecond
+    bandwidth: BytesPerSecond | None = None
+    """None where there is no link to another GPU (one GPU per node)."""
     domain_gpus: Annotated[int, Field(gt=0)]
     source: Source
 
@@ -81,8 +83,11 @@ class Gpu(Strict):
     fp4: Rate
     scale_up: ScaleUp
     pcie: BytesPerSecond | None = None
+    """Host link, one direction, nominal; about 85% of it is usable."""
+    pcie_source: Source | None = None
     node: Node
     tdp: Watts | None = None
+    tdp_source: Source | None = None
     kubernetes: Labels | None = None
     unverified: tuple[str, ...] = ()
     """Figures that nobody has re-read at the source yet."""

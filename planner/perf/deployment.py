@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.catalog.gpus import Gpu
+from planner.errors import UserError
 from planner.intent.fleet import GpuOverride
 from planner.perf.arch import ModelArch, Shape, WeightPlan
 
@@ -62,20 +63,30 @@ def hardware(
             peaks.append((name, own))
         elif rate.native and rate.dense is not None:
             peaks.append((name, rate.dense))
+    memory_bytes = o.memory or gpu.memory.reported
+    if memory_bytes is None:
+        raise UserError(
+            "gpu-memory-unknown",
+            f"nobody has seen yet what the driver reports as the memory of {gpu.id}",
+            None,
+            (f"the vendor says {gpu.memory.marketing / 1e9:g}GB; drivers report less",),
+            ("write override: {memory: ...} in the fleet's pool",),
+        )
     per_node = gpus_per_node or gpu.node.gpus
+    pcie = gpu.pcie or 32e9
     domain = o.scale_up_domain or gpu.scale_up.domain_gpus
     return Hardware(
         gpu_id=gpu.id,
         arch=gpu.arch,
         vendor=gpu.vendor,
         capability=gpu.capability,
-        memory_bytes=o.memory or gpu.memory.reported,
+        memory_bytes=memory_bytes,
         hbm_bytes_per_s=o.hbm_bandwidth or gpu.memory.bandwidth,
         peak_flop_per_s=tuple(peaks),
-        scale_up_bytes_per_s=o.scale_up or gpu.scale_up.bandwidth,
+        scale_up_bytes_per_s=o.scale_up or gpu.scale_up.bandwidth or pcie,
         scale_up_gpus=domain,
         scale_up_kind=gpu.scale_up.kind,
-        pcie_bytes_per_s=gpu.pcie or 32e9,
+        pcie_bytes_per_s=pcie,
         gpus_per_node=per_node,
         nic_bytes_per_s=nic_bytes_per_s or gpu.node.nic or 0.0,
         rdma=rdma,

@@ -1,0 +1,171 @@
+"""The usual decoder: per layer a mixer, a feed-forward network and norms; what a class does that its config.json
+does not say stands in its `Traits` row (`catalog` of classes in `classes.py`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.perf.arch import LayerGroup, Linear
+from planner.perf.families.base import Fields, Part, group, norms
+from planner.perf.families.dense import QkNorm, attention, mlp, read_shape
+from planner.perf.families.mla import index_layers, mla
+from planner.perf.families.moe import EXPERTS, has_experts, moe, moe_layers, read_moe
+from planner.perf.families.window import Rule, windows
+
+Flag = bool | tuple[str, bool]
+"""Fixed by the class, or read from a config field with a default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What the class's code decides. Defaults are Llama's."""
+
+    mixer: Literal["softmax", "mla"] = "softmax"
+    qkv_bias: Flag = False
+    o_bias: Flag = False
+    mlp_bias: Flag = False
+    qk_norm: QkNorm = "none"
+    qk_norm_field: tuple[str, bool] | None = None
+    """Where a field switches the q/k norm off, e.g. ("use_qk_norm", True)."""
+    gated: bool = True
+    norms_per_layer: int = 2
+    norm_bias: bool = False
+    tied: bool = False
+    """tie_word_embeddings where the config leaves it out."""
+    head_bias: Flag = False
+    window: Rule = "all"
+    window_period: int = 0
+    sinks: bool = False
+    default_kv: int | None = None
+    # experts
+    router_bias: bool = False
+    expert_bias: bool = False
+    shared_gate: bool = False
+    default_shared: int = 0
+    dense_width: tuple[str, ...] = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
+    """Names of the dense layers' width, best first; four times hidden where none is there and `four_hidden`."""
+    four_hidden: bool = False
+    # multi-token prediction
+    mtp: Literal["none", "layer"] = "none"
+    mtp_copies_embeddings: bool = False
+    """The checkpoint stores a second embedding and head with its MTP layer (engines share them with the model)."""
+    position_rows: bool = False
+    """Learned position embeddings (GPT-2, OPT): `max_position_embeddings` rows."""
+    embed_norm: bool = False
+    learned_final_norm: bool = True
+
+
+def flag(f: Fields, how: Flag) -> bool:
+    return how if isinstance(how, bool) else f.flag(how[0], default=how[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a family module hands back; `classes.finish` adds embedding and head."""
+
+    layers: tuple[LayerGroup, ...]
+    mtp: tuple[LayerGroup, ...] = ()
+    extra_params: int = 0
+    """Parameters outside layers that are neither embedding, head nor final norm."""
+    left_out: tuple[str, ...] = ()
+    approximate: tuple[str, ...] = ()
+
+
+def mixers(f: Fields, t: Traits) -> list[Part]:
+    if t.mixer == "mla":
+        own_index = index_layers(f)
+        dsa = f.has("index_topk", "index_n_heads")
+        return [mla(f, indexer=dsa and own, index_cache=own) for own in own_index]
+    qk_norm: QkNorm = t.qk_norm
+    if t.qk_norm_field is not None and not f.flag(t.qk_norm_field[0], default=t.qk_norm_field[1]):
+        qk_norm = "none"
+    made = {}
+    layer_windows = windows(f, t.window, period=t.window_period)
+    for w in dict.fromkeys(layer_windows):
+        made[w] = attention(
+            read_shape(
+                f,
+                qkv_bias=flag(f, t.qkv_bias),
+                o_bias=flag(f, t.o_bias),
+                qk_norm=qk_norm,
+                window_tokens=w,
+                sinks=t.sinks,
+                default_kv=t.default_kv,
+                norm_bias=t.norm_bias,
+            )
+        )
+    return [made[w] for w in layer_windows]
+
+
+def dense_mlp(f: Fields, t: Traits) -> Part:
+    width = 4 * f.hidden if t.four_hidden and not f.has(*t.dense_width) else f.int(*t.dense_width)
+    return mlp(f.hidden, width, gated=t.gated, bias=flag(f, t.mlp_bias))
+
+
+def feed_forwards(f: Fields, t: Traits) -> list[Part]:
+    if not has_experts(f):
+        return [dense_mlp(f, t)] * f.layers
+    routed = moe(
+        read_moe(
+            f,
+            gated=t.gated,
+            router_bias=t.router_bias,
+            expert_bias=t.expert_bias,
+            shared_gate=t.shared_gate,
+            default_shared=t.default_shared,
+        )
+    )
+    sparse = moe_layers(f)
+    dense = dense_mlp(f, t) if not all(sparse) else Part()
+    return [routed if s else dense for s in sparse]
+
+
+def read(f: Fields, t: Traits) -> Read:
+    f.int(*EXPERTS, default=0, low=0)
+    around = norms(f.hidden, t.norms_per_layer, bias=t.norm_bias)
+    parts = [m + ff + around for m, ff in zip(mixers(f, t), feed_forwards(f, t), strict=True)]
+    layers = group([(label(p), p) for p in parts])
+    mtp = mtp_layer(f, parts[-1], copies=copies(f, t)) if t.mtp == "layer" else ()
+    return Read(layers, mtp)
+
+
+def copies(f: Fields, t: Traits) -> bool:
+    return t.mtp_copies_embeddings and not f.flag("_mtp_shares_embed", default=False)
+
+
+def label(part: Part) -> str:
+    """A short name of a layer's kind, for people and for stages: `full+dense`, `window 128+moe`."""
+    m = part.mixer
+    names = []
+    if m is not None:
+        kind = type(m).__name__.lower()
+        window = getattr(m, "window_tokens", None)
+        names.append({"attention": f"window {window}" if window else "full"}.get(kind, getattr(m, "kind", kind)))
+    if part.moe:
+        names.append("moe")
+    elif any(x.group in ("dense_mlp", "shared_expert") for x in part.linears):
+        names.append("dense")
+    return "+".join(names) or "nothing"
+
+
+MTP_NAMES = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+
+
+def mtp_layer(f: Fields, layer: Part, *, copies: bool) -> tuple[LayerGroup, ...]:
+    """Multi-token prediction as DeepSeek-V3 writes it: per predicted token one more decoder layer (like the last
+    one), a projection of [hidden state, embedding] to hidden, and norms on both and on the output."""
+    count = f.int(*MTP_NAMES, default=0, low=0, high=64)
+    if not count:
+        return ()
+    h, n = f.hidden, f.layers
+    join = Part((Linear("eh_proj", "other", 2 * h, h, "replicated"),), norm_params=3 * h)
+    made = group([("mtp", layer + join)] * count, first_index=n)
+    if not copies:
+        return made
+    vocab = f.int("vocab_size")
+    stored = (
+        Linear("embed_tokens", "embed", h, vocab, "vocab", active=0, quantisable=False),
+        Linear("shared_head", "lm_head", h, vocab, "vocab", quantisable=False),
+    )
+    return made + tuple(LayerGroup("mtp copies", (n + i,), None, None, stored) for i in range(count))

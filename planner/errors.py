@@ -31,7 +31,7 @@ class Where:
     width: int = 1
 
     def __str__(self) -> str:
-        if self.line is None:
+        if self.line is None or self.source == "command line":
             return self.source
         return f"{self.source}:{self.line}:{self.column or 1}"
 
@@ -71,7 +71,7 @@ class UserError(ValueError):
         if w is not None:
             lines.append(f" --> {w}")
             if w.line is not None and w.text is not None:
-                gutter = str(w.line)
+                gutter = " " if w.source == "command line" else str(w.line)
                 bar = " " * len(gutter) + " "
                 # The pointer keeps the line's own tabs so that it stands under the right character.
                 column = max((w.column or 1) - 1, 0)

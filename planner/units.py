@@ -74,6 +74,10 @@ class Dimension:
         """
         if isinstance(value, bool) or value is None or isinstance(value, (list, dict)):
             raise QuantityError(f"expected a {self.name} such as {self.example}", f"write it like {self.example}")
+        if isinstance(value, (int, float)) and value <= 0 and not (value == 0 and self.zero_ok):
+            raise QuantityError(
+                f"a {self.name} must be greater than zero, not {value:g}", f"write it like {self.example}"
+            )
         if isinstance(value, (int, float)):
             shown = f"{value:g}" if isinstance(value, float) else str(value)[:20]
             unit = re.sub(r"^[\d.$]+", "", self.example)
@@ -90,6 +94,10 @@ class Dimension:
         if not match:
             raise QuantityError(f"not a {self.name}: {text!r}", f"write it like {self.example}")
         digits, unit = match.groups()
+        if unit == "" and float(digits.replace("_", "")) <= 0 and not self.zero_ok:
+            raise QuantityError(
+                f"a {self.name} must be greater than zero, not {text!r}", f"write it like {self.example}"
+            )
         if unit == "":
             suffix = re.sub(r"^[\d.$]+", "", self.example)
             raise QuantityError(

@@ -188,7 +188,7 @@ def _one(service: dict[str, Any], words: Words) -> dict[str, Any]:
                 {**c, "slo": {**c["slo"], **said_slos}} if isinstance(c, dict) and isinstance(c.get("slo"), dict) else c
                 for c in classes
             ]
-    traffic = {
+    traffic: dict[str, Any] = {
         k: v
         for k, v in (
             ("rate", words.rate),

@@ -1,0 +1,5 @@
+"""`python -m planner` is `plan`."""
+
+from planner.cli import main
+
+main()

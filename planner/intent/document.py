@@ -9,7 +9,16 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
 
 from planner.documents import Strict
 from planner.errors import UserError
@@ -44,6 +53,14 @@ Slos = Annotated[
     tuple[Slo, ...],
     BeforeValidator(_slos),
     PlainSerializer(lambda v: {s.key: format_time_exact(s.limit_s) for s in v}, return_type=dict),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "description": "metric[.percentile]: limit; without a percentile p99",
+            "propertyNames": {"pattern": r"^(ttft|itl|tpot|e2e|ttfa)(\.(mean|p\d{1,2}(\.\d)?))?$"},
+            "additionalProperties": {"type": "string", "examples": ["50ms"]},
+        }
+    ),
 ]
 
 
@@ -111,7 +128,19 @@ def _lengths(value: Any) -> Any:
     return value
 
 
-LengthSpec = Annotated[Lengths, BeforeValidator(_lengths)]
+class _OrNumber:
+    """Tells editors that a short form is accepted beside the object."""
+
+    def __init__(self, *short: dict[str, Any]) -> None:
+        self.short = short
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": [*self.short, handler(core)]}
+
+
+LengthSpec = Annotated[
+    Lengths, BeforeValidator(_lengths), _OrNumber({"type": "integer", "minimum": 1, "description": "tokens"})
+]
 
 
 class Arrivals(Strict):
@@ -181,8 +210,8 @@ class TrafficClass(Strict):
     """A CSV file with lengths and, optionally, arrival times."""
     thinking: LengthSpec | None = None
     """Thinking tokens before the answer's first; part of the decode work on top of `output`."""
-    arrivals: Arrivals = Arrivals()
-    prefix_cache: PrefixCache | None = None
+    arrivals: Annotated[Arrivals, _OrNumber({"enum": ["poisson", "replay"]})] = Arrivals()
+    prefix_cache: Annotated[PrefixCache, _OrNumber({"type": "number", "minimum": 0, "maximum": 1})] | None = None
     sessions: Sessions | None = None
     trough: Annotated[float, Field(gt=0, le=1)] | None = None
     """The quietest hour's rate as a share of the peak."""

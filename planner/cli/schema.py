@@ -1,0 +1,21 @@
+"""`plan schema`: JSON schemas of the documents, for editors."""
+
+from __future__ import annotations
+
+import click
+
+DOCUMENTS = ("intent", "fleet", "platform", "plan")
+
+
+@click.command()
+@click.argument("document", type=click.Choice(DOCUMENTS))
+def schema(document: str) -> None:
+    """Print the JSON schema of a document, so that an editor completes and checks it."""
+    from planner.cli.console import to_json
+    from planner.intent.document import Intent
+    from planner.intent.fleet import Fleet
+    from planner.intent.platform import Platform
+    from planner.plan.document import Plan
+
+    model = {"intent": Intent, "fleet": Fleet, "platform": Platform, "plan": Plan}[document]
+    click.echo(to_json(model.model_json_schema()))

@@ -74,6 +74,11 @@ class Attention:
     """Sliding window or chunk: a token attends to at most this many, and the cache never holds more."""
     shares_kv: bool = False
     """True for a layer that reads an earlier layer's cache and keeps none of its own."""
+    topk_tokens: int | None = None
+    """Sparse attention over the best blocks of the context (MiniMax-M3): at most this many tokens are read."""
+    indexer_heads: int = 0
+    indexer_dim: int = 0
+    """Width of the small key per token that the indexer keeps and scores; 0 without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,8 @@ class Recurrent:
     """Arithmetic of the recurrence itself for one token, without its projections."""
     groups: int | None = None
     """Mamba-2's B/C groups: they must divide by TP or be one."""
+    conv_group_elements: int = 0
+    """The part of `conv_elements` that belongs to the groups, not to the heads."""
     state_dtype_bytes: float = 4.0
     conv_dtype_bytes: float = 2.0
 
@@ -181,6 +188,8 @@ class ModelArch:
     approximate: tuple[str, ...] = ()
     """Why figures of this model are approximate, if they are."""
     native_dtype: str = "bfloat16"
+    extra_params: int = 0
+    """Parameters outside layers that are neither embedding, head nor final norm; never quantised or split."""
 
     @property
     def layer_count(self) -> int:
@@ -215,6 +224,8 @@ class WeightPlan:
 
     default: Scheme
     rules: tuple[tuple[str, Scheme], ...] = ()
+    mtp: Scheme | None = None
+    """How multi-token-prediction layers are stored where that differs (most NVFP4 checkpoints leave them wide)."""
 
     def scheme_of(self, linear: Linear) -> Scheme:
         if not linear.quantisable:
@@ -223,6 +234,12 @@ class WeightPlan:
             if what in (linear.group, linear.name, f"{linear.group}:{linear.name}"):
                 return scheme
         return self.default
+
+    def mtp_scheme_of(self, linear: Linear) -> Scheme:
+        """The same for a matrix of an MTP layer."""
+        if self.mtp is None or not linear.quantisable:
+            return self.scheme_of(linear)
+        return self.mtp
 
 
 @dataclass(frozen=True, slots=True)

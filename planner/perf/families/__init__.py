@@ -42,7 +42,10 @@ def _which(outer: Fields, text: Fields) -> tuple[str, str]:
         if not named and k in DECODERS:
             return shown, k
     if not shown:
-        raise outer.error("neither architectures nor model_type says what it is", "add architectures: [LlamaForCausalLM], or whichever it is")
+        raise outer.error(
+            "neither architectures nor model_type says what it is",
+            "add architectures: [LlamaForCausalLM], or whichever it is",
+        )
     raise UserError(
         "unknown-architecture",
         f"{outer.model} has the architecture {shown}, which the planner does not know",
@@ -83,6 +86,7 @@ def _finish(f: Fields, outer: Fields, t: Traits, read: Read, name: str, architec
         tied_embeddings=tied,
         final_norm_params=final,
         mtp=read.mtp,
+        extra_params=read.extra_params,
         left_out=read.left_out,
         approximate=read.approximate,
         native_dtype=f.text("torch_dtype", "dtype", default=outer.text("torch_dtype", "dtype", default="bfloat16")),

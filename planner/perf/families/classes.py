@@ -17,7 +17,10 @@ _DEEPSEEK = Traits(mixer="mla", router_bias=True, mtp="layer", mtp_copies_embedd
 
 DECODERS: Final[dict[str, Traits]] = {
     "llama": Traits(
-        qkv_bias=("attention_bias", False), o_bias=("attention_bias", False), mlp_bias=("mlp_bias", False), window="none"
+        qkv_bias=("attention_bias", False),
+        o_bias=("attention_bias", False),
+        mlp_bias=("mlp_bias", False),
+        window="none",
     ),
     "mistral": Traits(window="all"),
     "qwen2": _QWEN2,

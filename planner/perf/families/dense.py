@@ -89,7 +89,9 @@ def read_shape(
 ) -> AttentionShape:
     """Heads and widths as nearly every config gives them."""
     heads = f.heads
-    kv_heads = f.int("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", default=default_kv or heads)
+    kv_heads = f.int(
+        "num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", default=default_kv or heads
+    )
     if heads % kv_heads:
         raise f.error(f"{heads} attention heads do not divide into {kv_heads} KV heads")
     head_dim = f.int_or_none("head_dim", "attention_head_dim", "kv_channels", high=10**5)

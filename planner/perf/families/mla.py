@@ -48,7 +48,7 @@ def mla(f: Fields, *, indexer: bool = False, index_cache: bool = True, output_ga
         linears += [
             Linear("wq_b", "indexer", q_lora or hidden, index_heads * index_dim, "replicated"),
             Linear("wk", "indexer", hidden, index_dim, "replicated"),
-            Linear("weights_proj", "indexer", hidden, index_heads, "replicated"),
+            Linear("weights_proj", "indexer", hidden, index_heads, "replicated", quantisable=False),
         ]
         norm += 2 * index_dim  # a layer norm on the index keys: scale and shift
     mixer = Mla(heads, kv_lora, rope, nope, v, topk, index_heads if indexer else 0, index_dim, index_cache)

@@ -31,7 +31,9 @@ def windows(f: Fields, rule: Rule, *, period: int = 0) -> list[int | None]:
     kinds = f.items("layer_types", str, length=n) if rule != "none" else None
     if kinds is not None and any(k in _SLIDING for k in kinds):
         if window is None:
-            raise f.error(f"{f.path}layer_types has windowed layers but sliding_window is missing", "add sliding_window")
+            raise f.error(
+                f"{f.path}layer_types has windowed layers but sliding_window is missing", "add sliding_window"
+            )
         return [window if k in _SLIDING else None for k in kinds]
     if window is None or rule == "none" or kinds is not None:
         return [None] * n

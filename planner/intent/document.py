@@ -23,6 +23,7 @@ from pydantic.json_schema import JsonSchemaValue
 from planner.documents import Strict
 from planner.errors import UserError
 from planner.intent.slo import Slo, parse_limit, parse_slo_key
+from planner.intent.traces import TraceSummary
 from planner.units import PerSecond, Seconds, format_time_exact
 
 Tokens = Annotated[int, Field(gt=0, le=100_000_000)]
@@ -207,7 +208,9 @@ class TrafficClass(Strict):
     input: LengthSpec | None = None
     output: LengthSpec | None = None
     trace: str | None = None
-    """A CSV file with lengths and, optionally, arrival times."""
+    """A CSV file with lengths and, optionally, arrival times; relative to the intent file."""
+    trace_summary: TraceSummary | None = None
+    """What the planner keeps of the trace, so that a plan can be read without the file; filled in, not written."""
     thinking: LengthSpec | None = None
     """Thinking tokens before the answer's first; part of the decode work on top of `output`."""
     arrivals: Annotated[Arrivals, _OrNumber({"enum": ["poisson", "replay"]})] = Arrivals()

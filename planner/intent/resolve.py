@@ -14,6 +14,7 @@ from planner.intent.document import Intent
 from planner.intent.fleet import Fleet
 from planner.intent.platform import Platform
 from planner.intent.slo import parse_slo
+from planner.intent.traces import summarise_file
 
 DEFAULT_MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 DEFAULT_INPUT_TOKENS = 3500
@@ -97,7 +98,21 @@ def load_intent(path: Path | None, words: Words) -> tuple[Intent, tuple[str, ...
     data = _apply(data, words, document)
     places = {**document.places, **_places(data, words)}
     intent = read_as(Intent, Document(data, document.source, places, document.keys), what="an intent")
-    return intent, tuple(assumed)
+    return _with_traces(intent, path.parent if path is not None and words.trace is None else Path()), tuple(assumed)
+
+
+def _with_traces(intent: Intent, folder: Path) -> Intent:
+    """The intent with each trace read once and summarised; trace paths are relative to the intent file."""
+    services = []
+    for service in intent.services:
+        classes = []
+        for cls in service.traffic:
+            if cls.trace is not None:
+                classes.append(cls.model_copy(update={"trace_summary": summarise_file(folder / cls.trace)}))
+            else:
+                classes.append(cls)
+        services.append(service.model_copy(update={"traffic": tuple(classes)}))
+    return intent.model_copy(update={"services": tuple(services)})
 
 
 def _apply(data: dict[str, Any], words: Words, document: Document) -> dict[str, Any]:

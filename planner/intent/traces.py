@@ -15,6 +15,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 from planner.documents import Strict, shown_path
 from planner.errors import UserError, Where, did_you_mean
@@ -52,6 +55,17 @@ class LengthSummary(Strict):
     max: int
 
 
+def _read_pairs(value: Any) -> Any:
+    """One row a line, `input cached output weight`, so that a plan stays readable."""
+    if isinstance(value, (list, tuple)):
+        return [row.split() if isinstance(row, str) else row for row in value]
+    return value
+
+
+def _write_pairs(pairs: tuple[tuple[float, float, float, float], ...]) -> list[str]:
+    return [" ".join(f"{v:.10g}" for v in row) for row in pairs]
+
+
 class TraceSummary(Strict):
     """What a plan keeps of a trace, so that it can be simulated and reviewed without the file."""
 
@@ -68,7 +82,12 @@ class TraceSummary(Strict):
     interarrival_cv: float | None
     peak_to_mean: dict[str, float]
     """Busiest window over the mean, for windows of 1, 10 and 60 s."""
-    pairs: tuple[tuple[float, float, float, float], ...]
+    pairs: Annotated[
+        tuple[tuple[float, float, float, float], ...],
+        BeforeValidator(_read_pairs),
+        PlainSerializer(_write_pairs, return_type=list),
+        WithJsonSchema({"type": "array", "items": {"type": "string", "description": "input cached output weight"}}),
+    ]
     """Input, cached, output, weight: strata with their exact means."""
     digest: str
     """sha256 over the rows as numbers, not over file bytes."""

@@ -108,7 +108,9 @@ def _with_traces(intent: Intent, folder: Path) -> Intent:
         classes = []
         for cls in service.traffic:
             if cls.trace is not None:
-                classes.append(cls.model_copy(update={"trace_summary": summarise_file(folder / cls.trace)}))
+                path = Path(cls.trace)
+                shown = path.name if path.is_absolute() else cls.trace
+                classes.append(cls.model_copy(update={"trace": shown, "trace_summary": summarise_file(folder / path)}))
             else:
                 classes.append(cls)
         services.append(service.model_copy(update={"traffic": tuple(classes)}))

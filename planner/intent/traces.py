@@ -58,7 +58,9 @@ class LengthSummary(Strict):
 def _read_pairs(value: Any) -> Any:
     """One row a line, `input cached output weight`, so that a plan stays readable."""
     if isinstance(value, (list, tuple)):
-        return [row.split() if isinstance(row, str) else row for row in value]
+        rows = [row.split() if isinstance(row, str) else row for row in value]
+        # Rounded once, here, to what is written: a plan read back equals the plan.
+        return [[float(f"{float(v):.10g}") for v in row] for row in rows]
     return value
 
 

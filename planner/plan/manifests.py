@@ -1,8 +1,8 @@
 """Pod templates inside manifests: what would restart, and what somebody else deployed.
 
 Reads YAML as clusters do (several documents, anchors, merge keys), remembers on which line each value stood, and
-lists workloads with their pod templates: Deployment, StatefulSet, DaemonSet, Job, Pod, LeaderWorkerSet, DisaggregatedSet,
-DynamoGraphDeployment (v1beta1, v1alpha1), LLMInferenceService, InferenceService, and Compose services.
+lists workloads with their pod templates: Deployment, StatefulSet, DaemonSet, Job, Pod, LeaderWorkerSet,
+DisaggregatedSet, DynamoGraphDeployment (v1beta1, v1alpha1), LLMInferenceService, InferenceService, Compose services.
 """
 
 from __future__ import annotations
@@ -111,24 +111,16 @@ def read_manifests(text: str, source: str) -> tuple[Manifest, ...]:
     """Every document of a YAML file; `List` objects are opened. UserError with the line for what is not YAML."""
     if len(text) > LARGEST_BYTES:
         raise UserError("file-too-large", f"{source} is larger than {LARGEST_BYTES / 1e6:.0f} MB", Where(source))
-    template = re.search(r"^.*\{\{-?\s*[^}\n]*\}\}.*$", text, re.MULTILINE)
-    if template and re.search(r"\{\{-?\s*(?:if|range|with|include|end|\.|\$|toYaml|define|template)", text):
-        line = text[: template.start()].count("\n") + 1
-        raise UserError(
-            "unrendered-template",
-            f"{source} is a template, not YAML",
-            Where(source, line, 1, template.group(0)[:200], len(template.group(0).rstrip()[:200])),
-            (),
-            ("render it first: helm template CHART | plan assess -",),
-        )
     found = []
     try:
-        for root in yaml.compose_all(text, Loader=_LOADER):
-            if root is None:
+        roots: Any = yaml.compose_all(text, Loader=_LOADER)
+        for root in roots:
+            if root is None:  # an empty document between two ---
                 continue
             lines: dict[Path_, int] = {}
             found.append(Manifest(_build(root, (), lines, [0], source), source, lines))
     except yaml.MarkedYAMLError as e:
+        _refuse_helm(text, source)
         mark = e.problem_mark or e.context_mark
         all_lines = text.splitlines()
         shown = all_lines[mark.line][:200] if mark and mark.line < len(all_lines) else None
@@ -137,6 +129,23 @@ def read_manifests(text: str, source: str) -> tuple[Manifest, ...]:
     except (yaml.YAMLError, RecursionError, ValueError) as e:
         raise UserError("yaml-syntax", f"not valid YAML: {str(e).splitlines()[0][:120]}", Where(source)) from e
     return tuple(m for one in found for m in _opened(one))
+
+
+def _refuse_helm(text: str, source: str) -> None:
+    """YAML that does not parse because it is a chart's template: say that, not where the parser stumbled."""
+    template = re.search(
+        r"^.*\{\{-?\s*(?:if|range|with|include|toYaml|define|template|end|\.)[^\n]*$", text, re.MULTILINE
+    )
+    if template is None:
+        return
+    line = text[: template.start()].count("\n") + 1
+    raise UserError(
+        "unrendered-template",
+        f"{source} is a template, not YAML",
+        Where(source, line, 1, template.group(0)[:200], len(template.group(0)[:200])),
+        (),
+        ("render it first: helm template CHART | plan assess -",),
+    )
 
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -157,9 +166,7 @@ def _opened(manifest: Manifest) -> Iterator[Manifest]:
 def _build(node: Any, path: Path_, lines: dict[Path_, int], count: list[int], source: str) -> Any:
     count[0] += 1
     if count[0] > LARGEST_NODES:
-        raise UserError(
-            "yaml-alias", f"{source} grows past {LARGEST_NODES:,} values through its anchors", Where(source)
-        )
+        raise UserError("yaml-alias", f"{source} grows past {LARGEST_NODES:,} values by its anchors", Where(source))
     if len(path) > LARGEST_DEPTH:
         raise UserError("yaml-depth", f"{source} is nested deeper than {LARGEST_DEPTH} levels", Where(source))
     lines[path] = node.start_mark.line + 1
@@ -201,10 +208,9 @@ def _plain(m: Manifest) -> Iterator[Workload]:
     if m.kind == "Pod":
         yield Workload(m.kind, m.name, "", 1, 1, (PodTemplate("", m.data, (), 1),), m)
         return
-    replicas = whole(spec.get("parallelism" if m.kind == "Job" else "replicas"))
-    if replicas is None and m.kind in ("Job", "StatefulSet", "ReplicaSet", "Deployment") and "replicas" not in spec:
-        # Absent means one, unless an autoscaler owns the number; the reader of the folder knows about those.
-        replicas = None if m.kind == "Deployment" else 1
+    key = "parallelism" if m.kind == "Job" else "replicas"
+    # Absent: an autoscaler's business, or the cluster's default of one; a DaemonSet has as many as there are nodes.
+    replicas = whole(spec[key]) if key in spec else None
     yield Workload(m.kind, m.name, "", replicas, 1, (_template(spec, "template", ("spec",), "", replicas),), m)
 
 
@@ -279,22 +285,15 @@ def _llm_inference_service(m: Manifest) -> Iterator[Workload]:
         scaling = mapping(holder.get("scaling"))
         replicas = whole(holder.get("replicas", scaling.get("minReplicas", 1)))
         shown = "decode" if not component and "prefill" in spec else component
-        templates = []
         pods = 1
         if "worker" in holder:
             data, local = whole(parallel.get("data")) or 1, whole(parallel.get("dataLocal")) or 1
             pods = max(2, data // local, whole(parallel.get("pipeline")) or 1)
-        templates.append(
-            PodTemplate(
-                "leader" if pods > 1 else "", {"spec": mapping(holder.get("template"))}, (*path, "template"), replicas
-            )
-        )
+        first = {"spec": mapping(holder.get("template"))}
+        templates = [PodTemplate("leader" if pods > 1 else "", first, (*path, "template"), replicas)]
         if pods > 1:
-            templates.append(
-                PodTemplate(
-                    "worker", {"spec": mapping(holder["worker"])}, (*path, "worker"), _times(replicas, pods - 1)
-                )
-            )
+            rest = {"spec": mapping(holder["worker"])}
+            templates.append(PodTemplate("worker", rest, (*path, "worker"), _times(replicas, pods - 1)))
         yield Workload(
             m.kind, m.name, shown, replicas, pods, tuple(templates), m, parallel, str(uri) if uri is not None else None
         )

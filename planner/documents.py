@@ -8,6 +8,7 @@ Writing: one value per line, strings quoted wherever a YAML 1.1 and a 1.2 reader
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -144,6 +145,8 @@ def parse_yaml(text: str, source: str) -> Document:
             root = loader.get_single_node()
         finally:
             loader.dispose()
+    except UserError:
+        raise
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
         raise UserError(
@@ -267,7 +270,8 @@ def _user_error(error: ValidationError, model: type[BaseModel], document: Docume
         )
     ]
     found = [_one(e, model, document) for e in raw]
-    found.sort(key=lambda u: (u.where.line or 0, u.where.column or 0) if u.where else (0, 0))
+    # A misspelt key is both unknown and missing: say the first, which has the user's own word.
+    found.sort(key=lambda u: (u.code != "unknown-key", (u.where.line or 0, u.where.column or 0) if u.where else (0, 0)))
     first, rest = found[0], found[1:]
     also = tuple(f"also: {u.message} ({u.where})" for u in rest[:5] if u.message != first.message)
     return UserError(first.code, first.message, first.where, (*first.notes, *also), first.helps, first.exit_code)
@@ -372,7 +376,7 @@ def _represent_str(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
         r"[ \t]\n|^\s|[^\S\n]$|\t|\r|[^\x09\x0a\x20-\x7e\xa0-\ud7ff\ue000-\ufffd]", value
     ):
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|")
-    if _AMBIGUOUS.match(value):
+    if _AMBIGUOUS.fullmatch(value):
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="'")
     return dumper.represent_scalar("tag:yaml.org,2002:str", value)
 
@@ -399,7 +403,11 @@ def yaml_scalar(value: Any) -> str:
     if isinstance(value, str):
         text = yaml.dump(value, Dumper=_Dumper, allow_unicode=True, width=10**6, default_style=None)
         text = text.removesuffix("\n").removesuffix("\n...")
-        return json.dumps(value, ensure_ascii=False) if "\n" in text or "\n" in value else text
+        if "\n" in text or "\n" in value:
+            text = yaml.dump(value, Dumper=yaml.SafeDumper, allow_unicode=True, width=10**6, default_style='"').rstrip(
+                "\n"
+            )
+        return text
     return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 

@@ -52,7 +52,9 @@ def refused(text: str) -> UserError:
         ("name: chat", "name: !!python/name:os.system chat", "yaml-tag", "is not read", 2, "!!python"),
     ],
 )
-def test_refused_at_its_line(old: str, new: str, code: str, message: str, line: int, text: str) -> None:
+def test_refused_at_its_line(  # noqa: PLR0917
+    old: str, new: str, code: str, message: str, line: int, text: str
+) -> None:
     changed = INTENT.replace(old, new, 1)
     assert changed != INTENT
     if code == "yaml-ok":

@@ -1,0 +1,130 @@
+"""Prefill and decode apart: two pools that carry the same requests, and the cache's way between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.errors import UserError
+from planner.intent.slo import Slo
+from planner.perf.load import LOAD_CAP, LoadModel, LoadResult
+from planner.perf.pool import Handover, PoolSpec
+from planner.perf.spread import ClassFigures, Spread, spread
+from planner.perf.traffic import ClassLoad
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairResult:
+    """Figures of requests that pass through one prefill replica at `prefill.rate` and one decode replica at `decode.rate`."""
+
+    prefill: LoadResult
+    decode: LoadResult
+    classes: tuple[ClassFigures, ...]
+    transfer_mean_s: float
+    nic_ratio: float
+    """Share of the time that the prefill replica's links move cache."""
+
+    def misses(self, slos: Mapping[str, Sequence[Slo]], margins: Mapping[str, float] | None = None) -> float:
+        """As `LoadResult.misses`."""
+        worst = -1.0
+        for c in self.classes:
+            for slo in slos.get(c.name, ()):
+                worst = max(worst, c.value(slo) * (1 + (margins or {}).get(slo.metric, 0.0)) / slo.limit_s - 1)
+        return worst
+
+
+class PairModel:
+    """A prefill and a decode replica under one class mix."""
+
+    def __init__(self, prefill: PoolSpec, decode: PoolSpec, handover: Handover, classes: Sequence[ClassLoad]) -> None:
+        assert prefill.role == "prefill"
+        assert decode.role == "decode"
+        self.prefill, self.decode = LoadModel(prefill, classes), LoadModel(decode, classes)
+        self.handover = handover
+        grid = self.prefill.grid
+        self._transfer = np.array([handover.seconds(float(t)) for t in grid.input_tokens])
+        self.transfer_mean_s = grid.mean(self._transfer)
+        # The link is held for the bytes, not for the rendezvous.
+        self._held_s = self.transfer_mean_s - handover.latency_s
+        self.prefill_max_per_s = min(self.prefill.lambda_max, 1 / max(self._held_s, 1e-12))
+
+    def evaluate(self, prefill_rate_per_s: float, decode_rate_per_s: float, *, e2e: bool = True) -> PairResult:
+        """Both replicas at their rates: they differ when the pools have different counts."""
+        p = self.prefill.evaluate(prefill_rate_per_s, e2e=False)
+        d = self.decode.evaluate(decode_rate_per_s, e2e=False)
+        nic = prefill_rate_per_s * self._held_s
+        if not (p.stable and d.stable) or nic >= 0.999:
+            never = spread([math.inf, math.inf], [1.0, 1.0], "unstable", mean=math.inf)
+            classes = tuple(ClassFigures(c.name, never, never, never, never, never) for c in self.prefill.classes)
+            return PairResult(p, d, classes, self.transfer_mean_s, nic)
+        figures = []
+        for fp, fd, grid in zip(p.classes, d.classes, self.prefill.grids, strict=True):
+            # Waiting for the link: its occupation as an M/G/1 mean, shared by all.
+            move = np.array([self.handover.seconds(float(t)) for t in grid.input_tokens])
+            wait = nic * self._held_s / (1 - nic)
+            ttft = _sum(_sum(fp.ttft, spread(move + wait, grid.weights, "transfer")), fd.ttft)
+            gaps = np.maximum(grid.output_tokens - 1, 0.0)
+            whole = None
+            if e2e:
+                t, tw = _nodes(ttft, 9)
+                s, sw = _nodes(fd.tpot, 7)
+                whole = spread(
+                    t[None, :, None] + gaps[:, None, None] * s[None, None, :],
+                    grid.weights[:, None, None] * tw[None, :, None] * sw[None, None, :],
+                    "TTFT and gaps joined",
+                    mean=ttft.mean + grid.mean(gaps) * fd.itl.mean,
+                )
+            ttfa = None
+            if grid.mean(grid.thinking_tokens) > 0:
+                t, tw = _nodes(ttft, 9)
+                ttfa = spread(
+                    t[None, :] + grid.thinking_tokens[:, None] * fd.itl.mean,
+                    grid.weights[:, None] * tw[None, :],
+                    "TTFT and thinking gaps joined",
+                )
+            figures.append(ClassFigures(fp.name, ttft, fd.itl, fd.tpot, whole, ttfa))
+        return PairResult(p, d, tuple(figures), self.transfer_mean_s, nic)
+
+    def planned_rates(
+        self, *, load_cap: float = LOAD_CAP, margins: Mapping[str, float] | None = None, ttft_share: float = 0.8
+    ) -> tuple[float, float]:
+        """Highest rates of a prefill and of a decode replica, each alone within its part of the promises.
+
+        The decode replica must hold ITL, TPOT (and leave E2E to the pair); the prefill replica must hold `ttft_share`
+        of each TTFT limit, the rest is the hand-over's and the admission's. `evaluate` then judges the pair.
+        """
+        itl = {c.name: [s for s in c.slos if s.metric in ("itl", "tpot")] for c in self.prefill.classes}
+        ttft = {
+            c.name: [Slo(s.metric, s.stat, s.limit_s * ttft_share) for s in c.slos if s.metric == "ttft"]
+            for c in self.prefill.classes
+        }
+        p = self.prefill.capacity(load_cap=load_cap, margins=margins, slos=ttft).planned_per_s
+        d = self.decode.capacity(load_cap=load_cap, margins=margins, slos=itl).planned_per_s
+        return min(p, load_cap * self.prefill_max_per_s), d
+
+
+def check_handover(handover: Handover | None) -> Handover:
+    """P/D needs a way to move the cache; said before anything is computed."""
+    if handover is None:
+        raise UserError("kv-transfer-needs-rdma", "prefill and decode apart need RDMA between their nodes")
+    return handover
+
+
+def _nodes(s: Spread, count: int) -> tuple[np.ndarray, np.ndarray]:
+    edges = np.concatenate([np.linspace(0, 0.9, count - 4), [0.95, 0.98, 0.99, 0.997, 1.0]])
+    middle = (edges[1:] + edges[:-1]) / 2
+    return np.interp(middle, s.cumulative, s.values), np.diff(edges)
+
+
+def _sum(a: Spread, b: Spread) -> Spread:
+    """Sum of two independent times, on nodes; means add exactly."""
+    if len(b.values) == 1 or b.values[0] == b.values[-1]:
+        return a.shifted(b.mean)
+    av, aw = _nodes(a, 24)
+    bv, bw = _nodes(b, 12)
+    return spread(
+        av[:, None] + bv[None, :], aw[:, None] * bw[None, :], f"{a.method} + {b.method}", mean=a.mean + b.mean
+    )

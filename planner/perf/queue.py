@@ -1,0 +1,130 @@
+"""Two small Markov chains: how many sequences run (birth-death), and how many prompt tokens wait (backlog)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.perf.lengths import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Stationary distribution of the sequences in service."""
+
+    probabilities: Floats
+    """Of 0..N in service; the last holds all states with a queue."""
+    queue_ratio: float
+    """Probability that an arrival finds all N slots taken."""
+    queue_rate_per_s: float
+    """Rate at which the wait of those that queue ends: N-state departure rate minus arrivals."""
+
+    @property
+    def mean(self) -> float:
+        return float(self.probabilities @ np.arange(len(self.probabilities)))
+
+    def quantile(self, q: float) -> int:
+        return min(int(np.searchsorted(np.cumsum(self.probabilities), q - 1e-12)), len(self.probabilities) - 1)
+
+
+def birth_death(*, rate_per_s: float, departures_per_s: Floats) -> Running:
+    """p(n + 1) = p(n) lambda / mu(n + 1), with mu(n) = mu(N) above N.
+
+    departures_per_s[i] is mu(i + 1). In logarithms, so that no product overflows. The queue behind N is geometric
+    with ratio lambda / mu(N). Insensitive to the distribution of outputs: the batch is a processor-sharing server.
+
+    >>> round(birth_death(rate_per_s=0.5, departures_per_s=np.array([1.0])).queue_ratio, 3)   # M/M/1
+    0.5
+    """
+    steps = np.log(rate_per_s) - np.log(departures_per_s)
+    log_p = np.concatenate([[0.0], np.cumsum(steps)])
+    weights = np.exp(log_p - log_p.max())
+    ratio = min(rate_per_s / float(departures_per_s[-1]), 1 - 1e-9)
+    weights[-1] /= 1 - ratio
+    p = weights / weights.sum()
+    return Running(p, float(p[-1]), max(float(departures_per_s[-1]) - rate_per_s, 1e-9))
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Stationary prompt backlog, in levels of `level_tokens`, seen at step starts and by arrivals."""
+
+    level_tokens: float
+    chunk_levels: int
+    step_s: Floats
+    """Duration of a step that takes 0..chunk_levels levels."""
+    at_steps: Floats
+    """Probability of each backlog at the start of a step."""
+    at_arrivals: Floats
+    """The same seen by arrivals: weighted with the steps' durations."""
+    chunks: Floats
+    """Share of steps that take 0..chunk_levels levels."""
+    mean_arrivals: float
+    """Levels that arrive per second."""
+    overflow: float
+    """Probability of the last level: how much the truncation hides."""
+
+
+def backlog_chain(
+    *,
+    rate_per_s: float,
+    prompt_tokens: Floats,
+    prompt_weights: Floats,
+    level_tokens: float,
+    levels: int,
+    chunk_levels: int,
+    step_s: Floats,
+    idle: bool,
+    batch_mean: float = 1.0,
+) -> Backlog:
+    """The prompt tokens waiting at step starts: each step takes up to one chunk, compound Poisson arrivals come in.
+
+    w' = w - min(w, K) + arrivals during T(min(w, K))
+
+    Only K + 1 step durations exist, so the arrivals' distributions are K + 1 transforms. `idle`: with an empty
+    backlog there is no step (nothing decodes); the next starts with one arrival. `batch_mean` > 1: arrivals in
+    geometric batches, which is how gaps with CV^2 = 2 batch_mean - 1 look from afar.
+    """
+    size = 2 * levels
+    exact = np.maximum(prompt_tokens / level_tokens, 1.0)
+    low = np.floor(exact).astype(np.int64)
+    up = exact - low
+    pmf = np.bincount(np.minimum(low, size - 1), weights=prompt_weights * (1 - up), minlength=size)
+    pmf += np.bincount(np.minimum(low + 1, size - 1), weights=prompt_weights * up, minlength=size)
+    phi = np.fft.rfft(pmf)
+    if batch_mean > 1:
+        q = 1 / batch_mean
+        phi = q * phi / (1 - (1 - q) * phi)
+    rate = rate_per_s / batch_mean
+    arrivals = np.maximum(np.fft.irfft(np.exp(np.outer(step_s, rate * (phi - 1))), n=size, axis=1), 0.0)
+    if idle:
+        arrivals[0] = np.maximum(np.fft.irfft(phi, n=size), 0.0)
+    arrivals /= arrivals.sum(axis=1, keepdims=True)
+    # Row w of the transition matrix is its chunk's arrival distribution, shifted; what overflows stays at the top.
+    w = np.arange(levels)
+    taken = np.minimum(w, chunk_levels)
+    start = w - taken
+    shift = w[None, :] - start[:, None]
+    moved = arrivals[taken[:, None], np.maximum(shift, 0)] * (shift >= 0)
+    moved[:, -1] += np.maximum(1 - moved.sum(axis=1), 0.0)
+    system = moved.T - np.eye(levels)
+    system[-1] = 1.0
+    right = np.zeros(levels)
+    right[-1] = 1.0
+    pi = np.maximum(np.linalg.solve(system, right), 0.0)
+    pi /= pi.sum()
+    durations = step_s[taken].copy()
+    if idle:
+        durations[0] = 1 / rate
+    seen = pi * durations
+    return Backlog(
+        level_tokens,
+        chunk_levels,
+        step_s,
+        pi,
+        seen / seen.sum(),
+        np.bincount(taken, weights=pi, minlength=chunk_levels + 1).astype(np.float64),
+        rate_per_s * float(exact @ prompt_weights),
+        float(pi[-1]),
+    )

@@ -1,0 +1,66 @@
+"""A distribution of times as weighted values: what a figure's mean and any percentile are read from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from planner.intent.slo import Slo
+from planner.perf.lengths import Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spread:
+    """Ascending values with cumulative weights, and how the figure was made."""
+
+    values: Floats
+    cumulative: Floats
+    mean: float
+    method: str
+
+    def quantile(self, q: float) -> float:
+        """The value below which a share q of the weight lies, interpolated between neighbours."""
+        return float(np.interp(q, self.cumulative, self.values))
+
+    def stat(self, name: str) -> float:
+        """`mean`, `p50`, `p99.9` ..."""
+        return self.mean if name == "mean" else self.quantile(float(name[1:]) / 100)
+
+    def shifted(self, seconds: float) -> Spread:
+        return Spread(self.values + seconds, self.cumulative, self.mean + seconds, self.method)
+
+    def scaled(self, factor: float, method: str | None = None) -> Spread:
+        return Spread(self.values * factor, self.cumulative, self.mean * factor, method or self.method)
+
+
+def spread(values: Any, weights: Any, method: str, *, mean: float | None = None) -> Spread:
+    """Weighted values in any order and shape -> Spread."""
+    v, w = np.asarray(values, dtype=np.float64).ravel(), np.asarray(weights, dtype=np.float64).ravel()
+    order = np.argsort(v, kind="stable")
+    v, w = v[order], w[order]
+    total = float(w.sum())
+    cumulative = (np.cumsum(w) - w / 2) / total
+    return Spread(v, cumulative, float(v @ w) / total if mean is None else mean, method)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassFigures:
+    """What one class sees."""
+
+    name: str
+    ttft: Spread
+    itl: Spread
+    tpot: Spread
+    e2e: Spread | None
+    ttfa: Spread | None = None
+
+    def value(self, slo: Slo) -> float:
+        """The figure that a promise speaks of."""
+        found: Spread | None = getattr(self, slo.metric)
+        if found is None:
+            # Without thinking tokens the first answer token is the first token.
+            assert slo.metric == "ttfa"
+            found = self.ttft
+        return found.stat(slo.stat)

@@ -1,0 +1,80 @@
+"""Step tables over arrays: the same arithmetic as `StepTable`, many batch sizes or chunks at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from planner.perf.lengths import Floats
+from planner.perf.pool import PoolSpec
+from planner.perf.table import Curve, StepTable
+
+
+def along(curve: Curve, at: Any) -> Floats:
+    """A curve at many points, extended with its first and last slopes as `Curve` does."""
+    x, y = np.asarray(curve.x), np.asarray(curve.y)
+    points = np.asarray(at, dtype=np.float64)
+    if len(x) == 1:
+        return np.full(points.shape, y[0])
+    i = np.clip(np.searchsorted(x, points, side="right") - 1, 0, len(x) - 2)
+    found: Floats = y[i] + (points - x[i]) * (y[i + 1] - y[i]) / (x[i + 1] - x[i])
+    return found
+
+
+def attention_s(table: StepTable, seqs: Floats, mean_context_tokens: float) -> Floats:
+    """Decode attention of whole batches at one mean context, interpolated between batch knots."""
+    knots = np.asarray(table.batch_knots, dtype=np.float64)
+    per_step = np.array([c(mean_context_tokens) for c in table.decode_attention]) * knots
+    if len(knots) == 1:
+        alone: Floats = seqs * per_step[0] / knots[0]
+        return alone
+    i = np.clip(np.searchsorted(knots, seqs, side="right") - 1, 0, len(knots) - 2)
+    inside = per_step[i] + (seqs - knots[i]) * (per_step[i + 1] - per_step[i]) / (knots[i + 1] - knots[i])
+    return np.where(seqs <= knots[0], seqs * per_step[0] / knots[0], inside)
+
+
+def decode_s(pool: PoolSpec, seqs: Floats, mean_context_tokens: float) -> Floats:
+    """Decode-only steps of `seqs` sequences (verification and drafts included where the pool speculates)."""
+    t = along(pool.table.linear_decode, seqs * pool.tokens_per_sequence) + attention_s(
+        pool.table, seqs, mean_context_tokens
+    )
+    return t + (pool.drafting.draft_s if pool.drafting is not None else 0.0)
+
+
+def prompt_extra_s(
+    table: StepTable,
+    *,
+    decode_tokens: float,
+    chunk_tokens: float,
+    start_tokens: Floats,
+    prefill_tokens: Floats,
+    step_tokens: Floats | None = None,
+) -> Floats:
+    """Seconds that prompts add to the steps they ride in, over those steps without them.
+
+    Per chunk: linear_mixed(decodes + chunk) - linear_decode(decodes) + prefill_attention(pairs).
+    `step_tokens`: prefill tokens of a typical step (prompts shorter than a chunk share steps, so the fixed part of
+    a mixed step is shared too); none: each prompt has its steps to itself.
+    """
+    whole = np.minimum(step_tokens if step_tokens is not None else prefill_tokens, chunk_tokens)
+    base = float(table.linear_decode(decode_tokens)) if decode_tokens > 0 else 0.0
+    linear = (along(table.linear_mixed, decode_tokens + whole) - base) / whole * prefill_tokens
+    return linear + prompt_attention_s(
+        table, chunk_tokens=chunk_tokens, start_tokens=start_tokens, prefill_tokens=prefill_tokens
+    )
+
+
+def prompt_attention_s(
+    table: StepTable, *, chunk_tokens: float, start_tokens: Floats, prefill_tokens: Floats
+) -> Floats:
+    """Prefill attention of whole prompts, chunk by chunk; full chunks at their mean pairs."""
+    full = np.floor(prefill_tokens / chunk_tokens)
+    rest = prefill_tokens - full * chunk_tokens
+    # Mean start of the full chunks, then the last, partial one.
+    mean_start = start_tokens + np.maximum(full - 1, 0) / 2 * chunk_tokens
+    pairs = chunk_tokens * mean_start + chunk_tokens * (chunk_tokens + 1) / 2
+    rest_pairs = rest * (start_tokens + full * chunk_tokens) + rest * (rest + 1) / 2
+    return np.where(full > 0, full * along(table.prefill_attention, pairs), 0.0) + np.where(
+        rest > 0, along(table.prefill_attention, rest_pairs), 0.0
+    )

@@ -19,7 +19,9 @@ PATH = click.Path(path_type=Path)
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option("--fleet", type=PATH, help="Fleet file: which GPUs there are (fleets/h100.yaml).")
-@click.option("-f", "--intent", "intent_file", type=PATH, help="Intent file: services, traffic, SLOs.")
+@click.option(
+    "-f", "--intent", "intent_files", type=PATH, multiple=True, help="Intent file: services, traffic, SLOs; repeats."
+)
 @click.option("--platform", "platform_file", type=PATH, help="Platform file: what the cluster's policies want.")
 @click.option("--slo", multiple=True, metavar="METRIC=LIMIT", help="Promise, e.g. itl=50ms or ttft.p95=800ms; repeats.")
 @click.option("--service", help="Which service of the intent the options below change.")
@@ -51,10 +53,10 @@ PATH = click.Path(path_type=Path)
 @click.option("--format", "form", type=click.Choice(["text", "json", "yaml"]), default="text", help="What to print.")
 @click.version_option(package_name="llm-deployment-planner", message="%(version)s")
 @click.pass_context
-def plan(  # noqa: PLR0917
+def plan(
     ctx: click.Context,
     fleet: Path | None,
-    intent_file: Path | None,
+    intent_files: tuple[Path, ...],
     platform_file: Path | None,
     slo: tuple[str, ...],
     service: str | None,
@@ -121,7 +123,7 @@ def plan(  # noqa: PLR0917
         objective=objective,
     )  # fmt: skip
     question: Question = ask(
-        fleet=fleet, intent_file=intent_file, platform_file=platform_file, words=words, baseline=baseline
+        fleet=fleet, intent_files=intent_files, platform_file=platform_file, words=words, baseline=baseline
     )
     with progress() as told:
         answer = make_plan(question, verify=not no_verify, progress=told)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from planner.documents import Document, load_yaml, read_as
+from pydantic import ValidationError
+
+from planner.documents import Document, load_yaml, read_as, shown_path
 from planner.errors import UserError, Where, did_you_mean
 from planner.intent.document import Intent
 from planner.intent.fleet import Fleet
@@ -99,6 +101,59 @@ def load_intent(path: Path | None, words: Words) -> tuple[Intent, tuple[str, ...
     places = {**document.places, **_places(data, words)}
     intent = read_as(Intent, Document(data, document.source, places, document.keys), what="an intent")
     return _with_traces(intent, path.parent if path is not None and words.trace is None else Path()), tuple(assumed)
+
+
+def load_intents(paths: Sequence[Path], words: Words) -> tuple[Intent, tuple[str, ...]]:
+    """Several intent files as one: their services side by side on the fleet."""
+    if len(paths) <= 1:
+        return load_intent(paths[0] if paths else None, words)
+    if words.any_for_service() and words.service is None:
+        raise UserError(
+            "which-service",
+            "options that change a service need --service when there are several intents",
+            Where("command line"),
+            (),
+            ("add --service NAME",),
+        )
+    nothing = Words(objective=words.objective)
+    found: list[Intent] = []
+    named = 0
+    for path in paths:
+        services = load_yaml(path, what="intent").data
+        names = (
+            [s.get("name") for s in services.get("services", []) if isinstance(s, dict)]
+            if isinstance(services, dict)
+            else []
+        )
+        here = words.service is not None and words.service in names
+        named += here
+        found.append(load_intent(path, words if here else nothing)[0])
+    if words.service is not None and not named:
+        raise UserError(
+            "unknown-service",
+            f"no service {words.service!r} in {len(paths)} intents",
+            _said("--service", words.service),
+            (),
+            did_you_mean(words.service, [s.name for i in found for s in i.services]),
+        )
+    first = found[0]
+    for path, other in zip(paths, found, strict=True):
+        if (other.objective, other.change_cost) != (first.objective, first.change_cost):
+            raise UserError(
+                "two-objectives",
+                f"{shown_path(path)} asks for another objective or change cost than {shown_path(paths[0])}",
+                None,
+                (),
+                ("one fleet has one objective: make them agree, or say --objective",),
+            )
+    try:
+        merged = Intent.model_validate({**first.model_dump(), "services": tuple(s for i in found for s in i.services)})
+    except ValidationError as e:
+        cause = (e.errors()[0].get("ctx") or {}).get("error")
+        if isinstance(cause, UserError):
+            raise cause from e
+        raise
+    return merged, ()
 
 
 def _with_traces(intent: Intent, folder: Path) -> Intent:

@@ -21,7 +21,8 @@ from planner.intent.resolve import Words
 from planner.sweep.grid import Point
 
 COLUMNS = (
-    "status", "gpus", "cost_per_hour", "odds", "scale", "rate", "pools", "itl_p99_ms", "ttft_p95_ms", "worst_slack", "error",
+    "status", "gpus", "cost_per_hour", "odds", "scale", "rate", "pools", "itl_p99_ms", "ttft_p95_ms", "worst_slack",
+    "error",
 )  # fmt: skip
 
 
@@ -65,7 +66,7 @@ def run_point(base: Base, point: Point) -> dict[str, Any]:
                 said[key] = (value,) if key == "precision" else value
         question = ask(
             fleet=Path(fleet),
-            intent_file=Path(base.intent_file) if base.intent_file else None,
+            intent_files=(Path(base.intent_file),) if base.intent_file else (),
             platform_file=Path(base.platform_file) if base.platform_file else None,
             words=Words(**said),
         )
@@ -83,7 +84,8 @@ def run_point(base: Base, point: Point) -> dict[str, Any]:
         "scale": plan.totals.scale,
         "rate": round(sum(p.rate for s in plan.services for p in s.pools if p.role != "decode"), 6),
         "pools": "; ".join(
-            f"{p.name} {p.replicas}x {p.gpu} tp{p.shape.tp} {s.model.precision} b{p.max_num_batched_tokens} s{p.max_num_seqs}"
+            f"{p.name} {p.replicas}x {p.gpu} tp{p.shape.tp} {s.model.precision} "
+            f"b{p.max_num_batched_tokens} s{p.max_num_seqs}"
             for s in plan.services
             for p in s.pools
         ),

@@ -97,6 +97,10 @@ class Mla:
     indexer_dim: int = 0
     indexer_cache: bool = True
     """False for a layer that reuses another layer's selection and keeps no index keys."""
+    window_tokens: int | None = None
+    """Sliding window over the latents (dots3)."""
+    shares_kv: bool = False
+    """True for a layer that reads an earlier layer's latents and keeps none of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +194,8 @@ class ModelArch:
     native_dtype: str = "bfloat16"
     extra_params: int = 0
     """Parameters outside layers that are neither embedding, head nor final norm; never quantised or split."""
+    table_params: int = 0
+    """Fixed lookup tables: stored as the rest of `extra_params`, not counted as active."""
 
     @property
     def layer_count(self) -> int:

@@ -122,7 +122,7 @@ def params_active(arch: ModelArch, *, embed: bool = True, head: bool = True) -> 
     for g in arch.layers:
         each = sum(x.params // x.copies * x.active if x.copies > 1 else x.params for x in g.linears)
         total += g.count * (each + g.norm_params + g.other_params)
-    return total + arch.extra_params
+    return total + arch.extra_params - arch.table_params
 
 
 def group_params(arch: ModelArch, *, mtp: bool = False) -> dict[str, int]:
@@ -286,6 +286,8 @@ def layer_kv_bytes_per_token(mixer: Mixer | None, kv_dtype: str, *, tp: int = 1,
             heads = mixer.kv_heads if tp == 1 else -(-mixer.kv_heads // tp)
             return heads * (mixer.qk_head_dim + mixer.v_head_dim) * e + _index_key_bytes(mixer)
         case Mla():
+            if mixer.shares_kv:
+                return _index_key_bytes(mixer) if mixer.indexer_cache else 0
             record = (mixer.kv_lora_rank + mixer.rope_dim) * e
             if engine and kv_dtype == "fp8" and mixer.topk_tokens:
                 # fp8 latent, one float32 scale per 128 of it, rope part kept in bf16
@@ -342,7 +344,8 @@ def layer_cache_bytes(
             held = min(context_tokens, mixer.window_tokens or context_tokens)
             return held * layer_kv_bytes_per_token(mixer, kv_dtype, tp=tp, engine=engine)
         case Mla():
-            return context_tokens * layer_kv_bytes_per_token(mixer, kv_dtype, tp=tp, engine=engine)
+            held = min(context_tokens, mixer.window_tokens or context_tokens)
+            return held * layer_kv_bytes_per_token(mixer, kv_dtype, tp=tp, engine=engine)
         case CompressedAttention():
             window = min(context_tokens, mixer.window_tokens)
             entries = context_tokens // mixer.compress_ratio if mixer.compress_ratio else 0
@@ -435,7 +438,7 @@ def layer_attention_flop(mixer: Mixer | None, context_tokens: int) -> float:
             attend = 2 * mixer.q_heads * (mixer.qk_head_dim + mixer.v_head_dim) * seen
             return attend + 2 * mixer.indexer_heads * mixer.indexer_dim * n
         case Mla():
-            seen = min(n, mixer.topk_tokens or n)
+            seen = min(n, mixer.topk_tokens or n, mixer.window_tokens or n)
             attend = 2 * mixer.q_heads * (2 * mixer.kv_lora_rank + mixer.rope_dim) * seen
             return attend + 2 * mixer.indexer_heads * mixer.indexer_dim * n
         case CompressedAttention():

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.errors import UserError, did_you_mean
-from planner.perf.arch import Linear, ModelArch
+from planner.perf.arch import LayerGroup, Linear, ModelArch
 from planner.perf.families import decoder
 from planner.perf.families.base import CODE, Fields
-from planner.perf.families.classes import CLASSES, DECODERS
-from planner.perf.families.decoder import Read, Traits, flag
+from planner.perf.families.classes import CLASSES, DECODERS, REFINED, SPECIAL, TYPES, WRAPPERS
+from planner.perf.families.decoder import flag
 
 NESTED = ("text_config", "llm_config", "language_config")
+SEES = ("vision_config", "audio_config", "visual", "vision_tower", "image_token_id", "image_token_index", "vit_config")
 
 
 def read_arch(config: Mapping[str, Any], name: str) -> ModelArch:
@@ -25,69 +26,85 @@ def read_arch(config: Mapping[str, Any], name: str) -> ModelArch:
     outer = Fields(config, name)
     text = next((m for n in NESTED if (m := outer.mapping(n)) is not None), outer)
     architecture, key = _which(outer, text)
-    t = DECODERS[key]
-    read = decoder.read(text, t)
-    return _finish(text, outer, t, read, name, architecture)
+    if "tie_word_embeddings" not in text.data and outer.has("tie_word_embeddings"):
+        text = text.over(tie_word_embeddings=outer.raw("tie_word_embeddings"))
+    traits = DECODERS[key]
+    if key in REFINED:
+        traits = REFINED[key](text, traits)
+    read = SPECIAL[key](text, traits) if key in SPECIAL else decoder.read(text, traits)
+
+    h, vocab = text.hidden, text.int("vocab_size", "padded_vocab_size")
+    tied = text.flag("tie_word_embeddings", default=traits.tied)
+    left_out = read.left_out
+    if architecture in WRAPPERS or outer.has(*SEES):
+        left_out = ("vision and audio encoders (text part only)", *left_out)
+    return ModelArch(
+        name=name,
+        family=_family(read.layers),
+        architecture=architecture,
+        hidden=h,
+        vocab=vocab,
+        max_context_tokens=_context(text),
+        layers=read.layers,
+        embed=Linear("embed_tokens", "embed", h, vocab, "vocab", active=0, quantisable=False),
+        lm_head=Linear("lm_head", "lm_head", h, vocab, "vocab", bias=flag(text, traits.head_bias)),
+        tied_embeddings=tied,
+        final_norm_params=(h * (2 if traits.norm_bias else 1)) if traits.final_norm else 0,
+        mtp=read.mtp,
+        left_out=left_out,
+        approximate=read.approximate,
+        native_dtype=text.text("torch_dtype", "dtype", default=outer.text("torch_dtype", "dtype", default="bfloat16")),
+        extra_params=read.extra_params + read.table_params,
+        table_params=read.table_params,
+    )
+
+
+def _context(f: Fields) -> int:
+    names = ("max_position_embeddings", "max_sequence_length", "seq_length", "n_positions", "model_max_length")
+    return f.int(*names, default=2048, high=10**10)
 
 
 def _which(outer: Fields, text: Fields) -> tuple[str, str]:
     """(class name as the config gives it, key of the row that reads it)."""
-    named = [c for f in (outer, text) for c in f.items("architectures", str) or []]
+    named = outer.items("architectures", str) or []
+    inner = (text.items("architectures", str) or []) if text is not outer else []
     kinds = [k for f in (text, outer) if (k := f.text("model_type"))]
-    shown = named[0] if named else (kinds[0] if kinds else "")
-    for c in reversed(named):
-        if c in CLASSES:
-            return shown, CLASSES[c]
-    for k in kinds:
-        if not named and k in DECODERS:
-            return shown, k
+    shown = named[0] if named else inner[0] if inner else kinds[0] if kinds else ""
     if not shown:
         raise outer.error(
             "neither architectures nor model_type says what it is",
-            "add architectures: [LlamaForCausalLM], or whichever it is",
+            "add architectures, e.g. [LlamaForCausalLM]",
         )
+    for c in named:
+        if c in CLASSES:
+            return shown, CLASSES[c]
+        if c in WRAPPERS:
+            # The text part inside says what it is; older and trimmed configs leave that to the class.
+            known = [CLASSES[i] for i in inner if i in CLASSES] + [TYPES[k] for k in kinds if k in TYPES]
+            return shown, known[0] if known else WRAPPERS[c]
+    if not named:
+        known = [CLASSES[i] for i in inner if i in CLASSES] + [TYPES[k] for k in kinds if k in TYPES]
+        if known:
+            return shown, known[0]
     raise UserError(
         "unknown-architecture",
         f"{outer.model} has the architecture {shown}, which the planner does not know",
         helps=(
-            *did_you_mean(shown, CLASSES),
+            *did_you_mean(shown, [*CLASSES, *WRAPPERS]),
             "add its class to planner/perf/families/classes.py, and a family module if its arithmetic differs",
         ),
     )
 
 
-def _finish(f: Fields, outer: Fields, t: Traits, read: Read, name: str, architecture: str) -> ModelArch:
-    """Adds embedding, head and what stands outside the layers."""
-    h, vocab = f.hidden, f.int("vocab_size", "padded_vocab_size")
-    tied = f.flag("tie_word_embeddings", default=outer.flag("tie_word_embeddings", default=t.tied))
-    final = h * (2 if t.norm_bias else 1)
-    context = f.int("max_position_embeddings", "max_sequence_length", "seq_length", "n_positions", "model_max_length",
-                    default=2048, high=10**10)  # fmt: skip
-    moe, mixers = any(g.moe for g in read.layers), {type(g.mixer).__name__ for g in read.layers if g.mixer}
-    windowed = any(getattr(g.mixer, "window_tokens", None) for g in read.layers)
-    family = (
-        "compressed" if "CompressedAttention" in mixers
-        else "hybrid" if "Recurrent" in mixers
-        else "mla" if "Mla" in mixers
-        else "window" if windowed
-        else "moe" if moe
-        else "dense"
-    )  # fmt: skip
-    return ModelArch(
-        name=name,
-        family=family,
-        architecture=architecture,
-        hidden=h,
-        vocab=vocab,
-        max_context_tokens=context,
-        layers=read.layers,
-        embed=Linear("embed_tokens", "embed", h, vocab, "vocab", active=0, quantisable=False),
-        lm_head=Linear("lm_head", "lm_head", h, vocab, "vocab", bias=flag(f, t.head_bias)),
-        tied_embeddings=tied,
-        final_norm_params=final,
-        mtp=read.mtp,
-        extra_params=read.extra_params,
-        left_out=read.left_out,
-        approximate=read.approximate,
-        native_dtype=f.text("torch_dtype", "dtype", default=outer.text("torch_dtype", "dtype", default="bfloat16")),
-    )
+def _family(layers: tuple[LayerGroup, ...]) -> str:
+    """The kind of arithmetic that sets a model apart, most particular first."""
+    kinds = {type(g.mixer).__name__ for g in layers if g.mixer is not None}
+    if "CompressedAttention" in kinds:
+        return "compressed"
+    if "Recurrent" in kinds:
+        return "hybrid"
+    if "Mla" in kinds:
+        return "mla"
+    if any(getattr(g.mixer, "window_tokens", None) for g in layers):
+        return "window"
+    return "moe" if any(g.moe for g in layers) else "dense"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from planner.errors import UserError
@@ -110,6 +110,10 @@ class Fields:
             raise self.error(f"{self.path}{name} must be a mapping, not {_shown(value)}")
         return Fields(value, self.model, f"{self.path}{name}.")
 
+    def over(self, **values: Any) -> Fields:
+        """The same fields with some replaced: for layers whose sizes stand in the config under other names."""
+        return Fields({**self.data, **values}, self.model, self.path)
+
     # ---- what every decoder has
 
     @property
@@ -176,8 +180,3 @@ def group(parts: Iterable[tuple[str, Part]], *, first_index: int = 0) -> tuple[L
         LayerGroup(name, tuple(indices), part.mixer, part.moe, part.linears, part.norm_params, part.other_params)
         for (name, part), indices in found.items()
     )
-
-
-def wide(part: Part) -> Part:
-    """The same part with matrices that no checkpoint quantises."""
-    return replace(part, linears=tuple(replace(x, quantisable=False) for x in part.linears))

@@ -3,14 +3,14 @@ does not say stands in its `Traits` row (`catalog` of classes in `classes.py`)."
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from planner.perf.arch import LayerGroup, Linear
 from planner.perf.families.base import Fields, Part, group, norms
-from planner.perf.families.dense import QkNorm, attention, mlp, read_shape
+from planner.perf.families.dense import AttentionShape, QkNorm, attention, mlp, read_shape
 from planner.perf.families.mla import index_layers, mla
-from planner.perf.families.moe import EXPERTS, has_experts, moe, moe_layers, read_moe
+from planner.perf.families.moe import has_experts, moe, moe_layers, read_moe
 from planner.perf.families.window import Rule, windows
 
 Flag = bool | tuple[str, bool]
@@ -26,6 +26,8 @@ class Traits:
     o_bias: Flag = False
     mlp_bias: Flag = False
     qk_norm: QkNorm = "none"
+    gate_fields: tuple[str, ...] = ()
+    """Fields that say whether attention's output is gated: true or "per-head", or "per-element"."""
     qk_norm_field: tuple[str, bool] | None = None
     """Where a field switches the q/k norm off, e.g. ("use_qk_norm", True)."""
     gated: bool = True
@@ -36,13 +38,20 @@ class Traits:
     head_bias: Flag = False
     window: Rule = "all"
     window_period: int = 0
-    sinks: bool = False
-    default_kv: int | None = None
+    sinks: Flag = False
+    window_sinks: Flag | None = None
+    """Sinks of the windowed layers where they differ."""
+    forced_kv: int | None = None
+    """KV heads that the class fixes whatever the config says (multi-query)."""
+    first_dense: int = 0
+    """Dense layers before the experts where the config does not say."""
     # experts
     router_bias: bool = False
     expert_bias: bool = False
     shared_gate: bool = False
     default_shared: int = 0
+    step_from_one: bool = False
+    """An expert step of n means layers n-1, 2n-1, ... (Qwen, Llama-4); otherwise 0, n, 2n, ..."""
     dense_width: tuple[str, ...] = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
     """Names of the dense layers' width, best first; four times hidden where none is there and `four_hidden`."""
     four_hidden: bool = False
@@ -50,10 +59,11 @@ class Traits:
     mtp: Literal["none", "layer"] = "none"
     mtp_copies_embeddings: bool = False
     """The checkpoint stores a second embedding and head with its MTP layer (engines share them with the model)."""
-    position_rows: bool = False
-    """Learned position embeddings (GPT-2, OPT): `max_position_embeddings` rows."""
+    position_rows: int | None = None
+    """Learned position embeddings (GPT-2, OPT): a row per position and this many more."""
     embed_norm: bool = False
-    learned_final_norm: bool = True
+    """A norm behind the embedding (Bloom)."""
+    final_norm: bool = True
 
 
 def flag(f: Fields, how: Flag) -> bool:
@@ -68,6 +78,8 @@ class Read:
     mtp: tuple[LayerGroup, ...] = ()
     extra_params: int = 0
     """Parameters outside layers that are neither embedding, head nor final norm."""
+    table_params: int = 0
+    """Fixed lookup tables (DeepSeek-V4's hash routing): stored, but not counted as active."""
     left_out: tuple[str, ...] = ()
     approximate: tuple[str, ...] = ()
 
@@ -77,25 +89,53 @@ def mixers(f: Fields, t: Traits) -> list[Part]:
         own_index = index_layers(f)
         dsa = f.has("index_topk", "index_n_heads")
         return [mla(f, indexer=dsa and own, index_cache=own) for own in own_index]
-    qk_norm: QkNorm = t.qk_norm
-    if t.qk_norm_field is not None and not f.flag(t.qk_norm_field[0], default=t.qk_norm_field[1]):
-        qk_norm = "none"
-    made = {}
-    layer_windows = windows(f, t.window, period=t.window_period)
-    for w in dict.fromkeys(layer_windows):
-        made[w] = attention(
-            read_shape(
-                f,
-                qkv_bias=flag(f, t.qkv_bias),
-                o_bias=flag(f, t.o_bias),
-                qk_norm=qk_norm,
-                window_tokens=w,
-                sinks=t.sinks,
-                default_kv=t.default_kv,
-                norm_bias=t.norm_bias,
-            )
-        )
-    return [made[w] for w in layer_windows]
+    n, layer_windows = f.layers, windows(f, t.window, period=t.window_period)
+    heads = f.items("num_attention_heads_per_layer", int, length=n) or [None] * n
+    made: dict[tuple[int | None, int | None], Part] = {}
+    for key in dict.fromkeys(zip(heads, layer_windows, strict=True)):
+        own_heads, window = key
+        fields = _windowed(f) if window is not None else f
+        if own_heads is not None:
+            fields = fields.over(num_attention_heads=own_heads)
+        made[key] = attention(_shape(fields, t, window))
+    return [made[key] for key in zip(heads, layer_windows, strict=True)]
+
+
+def _shape(f: Fields, t: Traits, window: int | None) -> AttentionShape:
+    switched_off = t.qk_norm_field is not None and not f.flag(t.qk_norm_field[0], default=t.qk_norm_field[1])
+    gate = f.raw(*t.gate_fields) if t.gate_fields else None
+    shape = read_shape(
+        f,
+        qkv_bias=flag(f, t.qkv_bias),
+        o_bias=flag(f, t.o_bias),
+        qk_norm="none" if switched_off else t.qk_norm,
+        window_tokens=window,
+        sinks=flag(f, t.sinks if window is None else t.window_sinks if t.window_sinks is not None else t.sinks),
+        forced_kv=t.forced_kv,
+        norm_bias=t.norm_bias and t.qk_norm != "per_head",
+    )
+    return replace(shape, head_gate=gate is True or gate == "per-head", output_gate=gate == "per-element")
+
+
+WINDOWED = {
+    "num_attention_heads": ("swa_num_attention_heads", "num_sliding_attention_heads"),
+    "num_key_value_heads": ("swa_num_key_value_heads",),
+    "head_dim": ("swa_head_dim",),
+    "v_head_dim": ("swa_v_head_dim",),
+}
+"""Sizes of the windowed layers, where they have their own (MiMo-V2, Step-3.7)."""
+
+
+def _windowed(f: Fields) -> Fields:
+    own = {name: f.raw(*others) for name, others in WINDOWED.items() if f.has(*others)}
+    other = f.mapping("attention_other_setting")
+    if other is not None:
+        own |= {
+            name: other.raw(name)
+            for name in ("num_attention_heads", "num_key_value_heads", "head_dim")
+            if other.has(name)
+        }
+    return f.over(**own) if own else f
 
 
 def dense_mlp(f: Fields, t: Traits) -> Part:
@@ -116,18 +156,26 @@ def feed_forwards(f: Fields, t: Traits) -> list[Part]:
             default_shared=t.default_shared,
         )
     )
-    sparse = moe_layers(f)
+    sparse = moe_layers(f, first_dense=t.first_dense, step_from_one=t.step_from_one)
     dense = dense_mlp(f, t) if not all(sparse) else Part()
     return [routed if s else dense for s in sparse]
 
 
 def read(f: Fields, t: Traits) -> Read:
-    f.int(*EXPERTS, default=0, low=0)
     around = norms(f.hidden, t.norms_per_layer, bias=t.norm_bias)
     parts = [m + ff + around for m, ff in zip(mixers(f, t), feed_forwards(f, t), strict=True)]
     layers = group([(label(p), p) for p in parts])
     mtp = mtp_layer(f, parts[-1], copies=copies(f, t)) if t.mtp == "layer" else ()
-    return Read(layers, mtp)
+    extra = norms(f.hidden, 1, bias=True).norm_params if t.embed_norm else 0
+    if t.position_rows is not None:
+        extra += (f.int("max_position_embeddings", "n_positions", default=2048) + t.position_rows) * f.hidden
+    return Read(layers, mtp, extra, left_out=_mtp_left_out(f, t))
+
+
+def _mtp_left_out(f: Fields, t: Traits) -> tuple[str, ...]:
+    if t.mtp == "none" and f.int(*MTP_NAMES, "num_mtp_modules", default=0, low=0, high=64):
+        return ("multi-token-prediction layers: their shape is not known for this class",)
+    return ()
 
 
 def copies(f: Fields, t: Traits) -> bool:
@@ -159,7 +207,7 @@ def mtp_layer(f: Fields, layer: Part, *, copies: bool) -> tuple[LayerGroup, ...]
     if not count:
         return ()
     h, n = f.hidden, f.layers
-    join = Part((Linear("eh_proj", "other", 2 * h, h, "replicated"),), norm_params=3 * h)
+    join = Part((Linear("eh_proj", "other", 2 * h, h, "replicated", quantisable=False),), norm_params=3 * h)
     made = group([("mtp", layer + join)] * count, first_index=n)
     if not copies:
         return made

@@ -84,13 +84,18 @@ def read_shape(
     window_tokens: int | None = None,
     sinks: bool = False,
     output_gate: bool = False,
-    default_kv: int | None = None,
+    forced_kv: int | None = None,
     norm_bias: bool = False,
 ) -> AttentionShape:
     """Heads and widths as nearly every config gives them."""
     heads = f.heads
-    kv_heads = f.int(
-        "num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", default=default_kv or heads
+    kv_heads = forced_kv or f.int(
+        "num_key_value_heads",
+        "num_kv_heads",
+        "n_head_kv",
+        "multi_query_group_num",
+        "num_attention_groups",
+        default=heads,
     )
     if heads % kv_heads:
         raise f.error(f"{heads} attention heads do not divide into {kv_heads} KV heads")

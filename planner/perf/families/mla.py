@@ -40,7 +40,7 @@ def mla(f: Fields, *, indexer: bool = False, index_cache: bool = True, output_ga
     if output_gate:
         linears.append(Linear("g_proj", "attn", hidden, heads * v, "column", heads))
     norm = (q_lora or 0) + kv_lora
-    topk = f.int_or_none("index_topk") if f.has("index_n_heads") else None
+    topk = f.int_or_none("index_topk")
     if topk is None:
         return Part(tuple(linears), mixer=Mla(heads, kv_lora, rope, nope, v), norm_params=norm)
     index_heads, index_dim = f.int("index_n_heads"), f.int("index_head_dim")
@@ -63,7 +63,13 @@ def index_layers(f: Fields) -> list[bool]:
     n = f.layers
     kinds = f.items("indexer_types", str, length=n)
     if kinds is None:
-        return [True] * n
+        if f.has("index_topk_pattern"):
+            letters = f.text("index_topk_pattern")
+            if len(letters) != n or set(letters) - {"F", "S"}:
+                raise f.error(f"{f.path}index_topk_pattern must have a letter F or S for each of {n} layers")
+            return [c == "F" for c in letters]
+        every, offset = f.int("index_topk_freq", default=1), f.int("index_skip_topk_offset", default=2, low=0)
+        return [max(i - offset + 1, 0) % every == 0 for i in range(n)]
     for k in kinds:
         if k not in ("full", "shared"):
             raise f.error(f"{f.path}indexer_types holds {k!r}, not full or shared")

@@ -116,8 +116,8 @@ def read_moe(
     )
 
 
-def moe_layers(f: Fields) -> list[bool]:
-    """Which layers have experts, from whichever field says so; without one, all of them."""
+def moe_layers(f: Fields, *, first_dense: int = 0, step_from_one: bool = False) -> list[bool]:
+    """Which layers have experts, from whichever field says so; without one, all of them but `first_dense`."""
     n = f.layers
     kinds = f.items("mlp_layer_types", str, length=n)
     if kinds is not None:
@@ -126,19 +126,32 @@ def moe_layers(f: Fields) -> list[bool]:
             if k not in known:
                 raise f.error(f"{f.path}mlp_layer_types holds {k!r}, not dense or sparse")
         return [known[k] for k in kinds]
-    freq = f.raw("moe_layer_freq")
-    if isinstance(freq, (list, tuple)):
+    if isinstance(f.raw("moe_layer_freq"), (list, tuple)):
         flags = f.items("moe_layer_freq", int, length=n)
-        assert flags is not None
-        return [x != 0 for x in flags]
-    first_dense = f.int("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", default=0, low=0)
+        return [x != 0 for x in flags or ()]
+    listed = f.raw("moe_layers", "moe_layers_enum")
+    if listed:
+        return _listed(f, listed)
+    first = f.int("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", default=first_dense, low=0)
     last = f.raw("moe_layer_end_index")
     end = n if last in (None, -1) else f.int("moe_layer_end_index", low=0) + 1
-    every = f.int("moe_layer_freq", "decoder_sparse_step", "moe_layer_interval", "interleave_moe_layer_step", default=1)
+    every = f.int(
+        "moe_layer_freq", "decoder_sparse_step", "moe_layer_interval", "interleave_moe_layer_step", default=1, low=0
+    )
+    if every == 0:
+        return [False] * n
     dense = set(f.items("mlp_only_layers", int) or ())
-    # A step counts from the first layer: step 2 means layers 1, 3, 5, ...
-    by_step = "decoder_sparse_step" in f.data or "interleave_moe_layer_step" in f.data or "moe_layer_interval" in f.data
-    return [
-        first_dense <= i < end and i not in dense and ((i + 1) % every == 0 if by_step else i % every == 0)
-        for i in range(n)
-    ]
+    ahead = 1 if step_from_one else 0
+    return [first <= i < end and i not in dense and (i + ahead) % every == 0 for i in range(n)]
+
+
+def _listed(f: Fields, listed: object) -> list[bool]:
+    """Layers with experts by index, as a list or as "3,4,5" (Step)."""
+    items = listed.split(",") if isinstance(listed, str) else listed
+    if not isinstance(items, (list, tuple)):
+        raise f.error(f"{f.path}moe_layers must list layer indices")
+    try:
+        found = {int(x) for x in items}
+    except (TypeError, ValueError):
+        raise f.error(f"{f.path}moe_layers must list layer indices") from None
+    return [i in found for i in range(f.layers)]

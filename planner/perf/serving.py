@@ -1,0 +1,241 @@
+"""From step times to what a benchmark measures: closed loops, offline runs, static batches, Poisson arrivals.
+
+Closed form, vectorised over rows (one row = one measured point of one replica or attention-DP rank). For a closed
+loop of C clients, with N of them decoding and prompts' prefill work P riding in decode steps (or between them):
+
+    R    = TTFT + (osl - 1) TPOT                      one client's cycle
+    TPOT = decode_step(N) + (C - 1) P(N) TPOT / R      prefills of others that fall into one's decode phase
+    N    = C (osl - 1) TPOT / R
+    TTFT = front end + own prefill + wait for others' prefills (waves.py) + half a step
+
+solved by damped iteration. Saturated runs replace C by what the KV cache admits. Queueing for a slot is never part
+of a light-load TTFT. Percentiles other than the waves' p99 of TTFT are the simulation's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.perf.calibration import Constants
+from planner.perf.step import Array, Stack, decode_attention_s, linear_s, prefill_attention_s
+from planner.perf.waves import waves
+
+_ROUNDS = 24
+# Verification of multi-token prediction runs this many tokens per sequence (two drafts and the real one), as the
+# public launch scripts set it.
+VERIFIED_TOKENS = 3.0
+
+CLOSED, OFFLINE, STATIC, OPEN = 0, 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """Loads of many replicas. Arrays over rows; tokens, seconds, requests/s."""
+
+    isl: Array
+    osl: Array
+    clients: Array
+    """Concurrency per rank; infinity where everything is queued at once."""
+    rate: Array
+    """Poisson arrivals per rank, for open loops."""
+    kv_tokens: Array
+    """Tokens the KV cache of one rank holds; infinity where it does not limit."""
+    max_seqs: Array
+    chunk: Array
+    """Prefill tokens per step at most (`max_num_batched_tokens`, chunked prefill size)."""
+    prefill_first: NDArray[np.bool_]
+    kind: NDArray[np.intp]
+    speculation: NDArray[np.bool_]
+    spread: NDArray[np.bool_]
+    """True where lengths vary from request to request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overheads:
+    """Constants of the serving layer per row."""
+
+    request_s: Array
+    stream_s: Array
+    wave_ratio: Array
+    mtp_tokens: Array
+    mtp_step_ratio: Array
+
+
+def overheads(constants: list[Constants]) -> Overheads:
+    """One row per calibration."""
+    return Overheads(*(np.array([getattr(c, f) for c in constants]) for f in Overheads.__dataclass_fields__))
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the benchmark would measure, per rank. NaN where the kind of run does not define it."""
+
+    ttft_s: Array
+    tpot_s: Array
+    output_tok_s: Array
+    running: Array
+    ttft_p99_s: Array
+    saturated: NDArray[np.bool_]
+    """True where more clients wait than the cache or the cap admits: TTFT is then queueing, not service."""
+
+
+def decode_step_s(k: Stack, c: Cases, o: Overheads, running: Array, context: Array) -> Array:
+    """A decode step's seconds per output token of one sequence."""
+    seqs = np.maximum(running, 1.0)
+    width = np.where(c.speculation, VERIFIED_TOKENS, 1.0)
+    t = linear_s(k, seqs * width, mixed=False) + decode_attention_s(k, seqs, context)
+    return np.asarray(np.where(c.speculation, t * o.mtp_step_ratio / o.mtp_tokens, t))
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """What one prompt costs."""
+
+    work_s: Array
+    """Time it takes from decoding sequences: marginal where mixed into their steps, whole where run first."""
+    own_s: Array
+    """Its own latency with nobody waiting."""
+    backlog_s: Array
+    """Time between two prompts' completions while others wait."""
+
+
+def prefill(k: Stack, c: Cases, running: Array, step_s: Array, decoding_s: Array) -> Prefill:
+    """Cost of one prompt beside `running` decoding sequences.
+
+    Mixed: the marginal time that a chunk adds to the step it rides in. First (SGLang): whole steps of its own.
+    `step_s` is the decode step, `decoding_s` its attention part.
+    """
+    one = np.minimum(c.chunk, c.isl)
+    pairs = prefill_attention_s(k, c.isl**2 / 2.0)
+    seqs = np.maximum(running, 0.0)
+    chunks = c.isl / one
+    alone = linear_s(k, one, mixed=True)
+    full = linear_s(k, c.chunk, mixed=True)
+    beside = linear_s(k, seqs + one, mixed=True)
+    base = np.where(seqs > 0.5, linear_s(k, np.maximum(seqs, 1.0), mixed=False), 0.0)
+    first_work = alone * chunks + pairs
+    mixed_work = np.maximum(beside - base, 0.0) * chunks + pairs
+    per_token = np.minimum(full / c.chunk, alone / one)
+    work = np.where(c.prefill_first, first_work, mixed_work)
+    own = np.where(c.prefill_first, first_work, mixed_work + np.where(seqs > 0.5, step_s, 0.0) * chunks)
+    beside_full = linear_s(k, seqs + c.chunk, mixed=True) + decoding_s
+    backlog = np.where(c.prefill_first, per_token * c.isl + pairs, np.minimum(beside_full / c.chunk, own / c.isl) * c.isl + pairs * (own > 0))
+    return Prefill(work, own, np.minimum(backlog, own))
+
+
+def admitted(c: Cases) -> Array:
+    """Sequences that the cache and the cap admit at mean lengths (half of the output is there on average)."""
+    return np.maximum(np.minimum(c.max_seqs, c.kv_tokens / (c.isl + 0.5 * c.osl)), 1.0)
+
+
+def closed_loop(k: Stack, c: Cases, o: Overheads) -> Served:
+    """C clients in turns."""
+    limit = admitted(c)
+    clients = np.minimum(c.clients, limit)
+    saturated = c.clients > limit * 1.02
+    context = c.isl + c.osl / 2.0
+    gaps = np.maximum(c.osl - 1.0, 1.0)
+    running = np.maximum(clients * 0.9, 1.0)
+    tpot = decode_step_s(k, c, o, running, context)
+    ttft = np.zeros_like(tpot)
+    wait = np.zeros_like(tpot)
+    table = waves()
+    p = None
+    for i in range(_ROUNDS):
+        step = decode_step_s(k, c, o, running, context)
+        if p is None or i % 4 == 0:
+            p = prefill(k, c, np.where(clients > 1, running, 0.0), step, decode_attention_s(k, running, context))
+        think = gaps * tpot / np.maximum(clients * p.backlog_s, 1e-12)
+        wait = table(clients=clients, think_ratio=think) * p.backlog_s
+        service = p.own_s + wait + np.where(clients > 1, step / 2.0, 0.0)
+        ttft = o.request_s + o.stream_s * clients + service
+        cycle = ttft + gaps * tpot
+        new = step + (clients - 1.0) * p.work_s * tpot / cycle
+        tpot = 0.5 * tpot + 0.5 * new
+        running = 0.5 * running + 0.5 * np.maximum(clients * gaps * tpot / cycle, 1.0)
+    assert p is not None
+    think = gaps * tpot / np.maximum(clients * p.backlog_s, 1e-12)
+    p99 = ttft - wait + table(clients=clients, think_ratio=think, p99=True) * p.backlog_s
+    cycle = ttft + gaps * tpot
+    output = clients * c.osl / cycle
+    # Clients beyond the limit wait for a slot: their cycle is what the throughput says.
+    queued = np.where(saturated, c.clients * c.osl / output - gaps * tpot, ttft)
+    return Served(queued, tpot, output, running, np.where(saturated, np.nan, p99), saturated)
+
+
+def offline(k: Stack, c: Cases, o: Overheads) -> Served:
+    """Everything queued at once: as many sequences as fit, each replaced when it ends."""
+    slots = np.minimum(admitted(c), c.clients)
+    context = c.isl + c.osl / 2.0
+    running = slots
+    for _ in range(6):
+        step = decode_step_s(k, c, o, running, context)
+        p = prefill(k, c, running, step, decode_attention_s(k, running, context))
+        # One request costs its share of decode steps and its prefill; slots in prefill do not decode.
+        per_request = c.osl * step / running + p.work_s
+        running = np.maximum(slots - np.where(c.prefill_first, 0.0, 1.0) * p.own_s / per_request, slots * 0.3)
+        running = np.maximum(running, 1.0)
+    output = c.osl / per_request
+    tpot = slots / output
+    nan = np.full_like(tpot, np.nan)
+    return Served(nan, tpot, output, running, nan, np.ones(len(tpot), dtype=bool))
+
+
+def static_batch(k: Stack, c: Cases, o: Overheads) -> Served:
+    """One batch: all prompts, then all answers; nobody joins."""
+    slots = np.minimum(c.clients, admitted(c))
+    waves_needed = np.ceil(c.clients / np.maximum(slots, 1.0))
+    tokens = np.minimum(slots * c.isl, c.chunk)
+    first = linear_s(k, tokens, mixed=True) * np.maximum(slots * c.isl / tokens, 1.0) + slots * prefill_attention_s(k, c.isl**2 / 2.0)
+    step = decode_step_s(k, c, o, slots, c.isl + c.osl / 2.0)
+    ttft = first + o.request_s
+    total = (ttft + np.maximum(c.osl - 1.0, 0.0) * step) * waves_needed
+    return Served(ttft, step, c.clients * c.osl / total, slots, ttft, waves_needed > 1)
+
+
+def open_loop(k: Stack, c: Cases, o: Overheads) -> Served:
+    """Poisson arrivals: N from Little's law, the wait of an M/D/1 prefill queue."""
+    limit = admitted(c)
+    context = c.isl + c.osl / 2.0
+    gaps = np.maximum(c.osl - 1.0, 1.0)
+    running = np.ones_like(c.isl)
+    tpot = decode_step_s(k, c, o, running, context)
+    ttft = np.zeros_like(tpot)
+    for i in range(_ROUNDS * 2):
+        step = decode_step_s(k, c, o, running, context)
+        if i % 4 == 0:
+            p = prefill(k, c, np.where(running > 1.0, running, 0.0), step, decode_attention_s(k, running, context))
+        busy = np.minimum(c.rate * p.work_s, 0.97)
+        queue = np.minimum(c.rate * p.backlog_s, 0.97)
+        tpot = 0.5 * tpot + 0.5 * np.minimum(step / (1.0 - busy), 100.0)
+        running = np.clip(0.5 * running + 0.5 * c.rate * gaps * tpot, 1.0, limit)
+        ttft = o.request_s + o.stream_s * running + p.own_s + p.backlog_s * queue / (2.0 * (1.0 - queue)) + step / 2.0
+    best = offline(k, c, o).output_tok_s
+    saturated = c.rate * c.osl > best
+    output = np.minimum(c.rate * c.osl, best)
+    return Served(ttft, tpot, output, running, np.full_like(tpot, np.nan), saturated)
+
+
+_MODELS = {CLOSED: closed_loop, OFFLINE: offline, STATIC: static_batch, OPEN: open_loop}
+
+
+def _rows(c: Cases, index: NDArray[np.intp]) -> Cases:
+    return Cases(*(getattr(c, f)[index] for f in Cases.__dataclass_fields__))
+
+
+def serve(k: Stack, c: Cases, o: Overheads) -> Served:
+    """Each row by its own kind of run."""
+    n = len(c.isl)
+    out = {f: np.full(n, np.nan) for f in Served.__dataclass_fields__}
+    for kind, model in _MODELS.items():
+        index = np.flatnonzero(c.kind == kind)
+        if len(index) == 0:
+            continue
+        here = Overheads(*(getattr(o, f)[index] for f in Overheads.__dataclass_fields__))
+        served = model(k.take(index), _rows(c, index), here)
+        for f in out:
+            out[f][index] = getattr(served, f)
+    return Served(**{f: (v > 0.5 if f == "saturated" else v) for f, v in out.items()})  # type: ignore[arg-type]

@@ -110,6 +110,8 @@ class PoolDoc(Strict):
     graph_sizes_max: int
     """Largest batch captured as a CUDA graph."""
     block_size: int = 16
+    all2all: str | None = None
+    """Expert-parallel token exchange, in the engine's own word (`deepep_low_latency`); none: the engine's plain one."""
     rate: PerSecond
     """Requests per second over all replicas."""
     rate_max: PerSecond

@@ -12,7 +12,7 @@ Everything is a sum over `ModelArch`'s layers; integers stay exact as long as po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -243,11 +243,8 @@ def rank_share(x: Linear, shape: Shape, *, redundant_experts: int = 0) -> tuple[
     if x.shard == "vocab":
         return x.inputs, -(-_padded(x) // ranks), copies
     whole = x.inputs if x.shard == "row" else x.outputs
-    if x.units is None:
-        part = -(-whole // ranks)
-    else:
-        # Whole units stay together; more ranks than units replicate (KV heads), and other rules refuse the rest.
-        part = -(-x.units // ranks) * (whole // x.units)
+    # Whole units stay together; more ranks than units replicate (KV heads), and other rules refuse the rest.
+    part = -(-whole // ranks) if x.units is None else -(-x.units // ranks) * (whole // x.units)
     return (part, x.outputs, copies) if x.shard == "row" else (x.inputs, part, copies)
 
 
@@ -398,7 +395,7 @@ def layer_state_bytes(m: Recurrent, *, tp: int = 1) -> float:
 
 def state_bytes_per_sequence(arch: ModelArch) -> float:
     """Fixed state of one sequence, all recurrent layers, one copy."""
-    return sum(g.count * layer_state_bytes(g.mixer) for g in _recurrent(arch.layers))
+    return sum(g.count * layer_state_bytes(g.mixer) for g in arch.layers if isinstance(g.mixer, Recurrent))
 
 
 def state_bytes_per_sequence_per_gpu(arch: ModelArch, shape: Shape) -> float:
@@ -408,10 +405,6 @@ def state_bytes_per_sequence_per_gpu(arch: ModelArch, shape: Shape) -> float:
         return layer_state_bytes(g.mixer, tp=shape.tp) if isinstance(g.mixer, Recurrent) else 0
 
     return max(_by_stage(arch, shape.pp, layer))
-
-
-def _recurrent(groups: Iterable[LayerGroup]) -> Iterator[LayerGroup]:
-    return (g for g in groups if isinstance(g.mixer, Recurrent))
 
 
 # ---------------------------------------------------------------- arithmetic

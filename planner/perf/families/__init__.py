@@ -33,7 +33,7 @@ def read_arch(config: Mapping[str, Any], name: str) -> ModelArch:
         traits = REFINED[key](text, traits)
     read = SPECIAL[key](text, traits) if key in SPECIAL else decoder.read(text, traits)
 
-    h, vocab = text.hidden, text.int("vocab_size", "padded_vocab_size")
+    h, vocab = text.hidden, text.whole("vocab_size", "padded_vocab_size")
     tied = text.flag("tie_word_embeddings", default=traits.tied)
     left_out = read.left_out
     if architecture in WRAPPERS or outer.has(*SEES):
@@ -61,7 +61,7 @@ def read_arch(config: Mapping[str, Any], name: str) -> ModelArch:
 
 def _context(f: Fields) -> int:
     names = ("max_position_embeddings", "max_sequence_length", "seq_length", "n_positions", "model_max_length")
-    return f.int(*names, default=2048, high=10**10)
+    return f.whole(*names, default=2048, high=10**10)
 
 
 def _which(outer: Fields, text: Fields) -> tuple[str, str]:

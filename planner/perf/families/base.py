@@ -44,22 +44,22 @@ class Fields:
         also = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
         raise self.error(f"{self.path}{names[0]}{also} is missing", f"add {names[0]}, {kind}")
 
-    def int(self, *names: str, default: int | None = None, low: int = 1, high: int = LARGEST) -> int:
+    def whole(self, *names: str, default: int | None = None, low: int = 1, high: int = LARGEST) -> int:
         """A whole number within bounds; without a default it must be there."""
         if default is not None and not self.has(*names):
             return default
         name, value = self._found(names, "a whole number")
-        return self._int(name, value, low, high)
+        return self._whole(name, value, low, high)
 
-    def _int(self, name: str, value: object, low: int, high: int) -> int:
+    def _whole(self, name: str, value: object, low: int, high: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.error(f"{name} must be a whole number, not {_shown(value)}")
         if not low <= value <= high:
             raise self.error(f"{name} is {_shown(value)}, outside {low} to {high}")
         return value
 
-    def int_or_none(self, *names: str, low: int = 1, high: int = LARGEST) -> int | None:
-        return self.int(*names, low=low, high=high) if self.has(*names) else None
+    def whole_or_none(self, *names: str, low: int = 1, high: int = LARGEST) -> int | None:
+        return self.whole(*names, low=low, high=high) if self.has(*names) else None
 
     def flag(self, *names: str, default: bool) -> bool:
         if not self.has(*names):
@@ -118,15 +118,15 @@ class Fields:
 
     @property
     def hidden(self) -> int:
-        return self.int("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", high=10**6)
+        return self.whole("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", high=10**6)
 
     @property
     def layers(self) -> int:
-        return self.int("num_hidden_layers", "n_layer", "n_layers", "num_layers", high=MOST_LAYERS)
+        return self.whole("num_hidden_layers", "n_layer", "n_layers", "num_layers", high=MOST_LAYERS)
 
     @property
     def heads(self) -> int:
-        return self.int("num_attention_heads", "n_head", "n_heads", high=10**5)
+        return self.whole("num_attention_heads", "n_head", "n_heads", high=10**5)
 
     def divided(self, whole: int, parts: int, what: str) -> int:
         if whole % parts:

@@ -33,9 +33,9 @@ from planner.perf.families.sparse import dots3, minimax_m3, mistral_large4
 _BIAS = ("attention_bias", False)
 _ALL_BIASED = Traits(qkv_bias=_BIAS, o_bias=_BIAS, mlp_bias=("mlp_bias", False), window="none")
 _QWEN2 = Traits(qkv_bias=True, window="switched")
-_QWEN3 = Traits(qkv_bias=_BIAS, o_bias=_BIAS, qk_norm="head", window="switched", step_from_one=True)
+_QWEN3 = Traits(head_dim=128, qkv_bias=_BIAS, o_bias=_BIAS, qk_norm="head", window="switched", step_from_one=True)
 _DEEPSEEK = Traits(mixer="mla", router_bias=True, mtp="layer", mtp_copies_embeddings=True)
-_GLM4 = Traits(qkv_bias=_BIAS, norms_per_layer=4, window="none")
+_GLM4 = Traits(head_dim=128, qkv_bias=("attention_bias", True), norms_per_layer=4, window="none")
 _GLM_MOE = Traits(
     qkv_bias=_BIAS,
     qk_norm="head",
@@ -46,7 +46,7 @@ _GLM_MOE = Traits(
     mtp="layer",
     mtp_copies_embeddings=True,
 )
-_GEMMA2 = Traits(qkv_bias=_BIAS, o_bias=_BIAS, norms_per_layer=4, tied=True, window="alternate")
+_GEMMA2 = Traits(head_dim=256, qkv_bias=_BIAS, o_bias=_BIAS, norms_per_layer=4, tied=True, window="alternate")
 _GPT = Traits(
     qkv_bias=True,
     o_bias=True,
@@ -59,6 +59,7 @@ _GPT = Traits(
     dense_width=("n_inner", "intermediate_size", "ffn_dim", "ffn_hidden_size"),
 )
 _STEP = Traits(
+    head_dim=128,
     qkv_bias=_BIAS,
     o_bias=_BIAS,
     mlp_bias=("mlp_bias", False),
@@ -69,7 +70,7 @@ _STEP = Traits(
 )
 
 DECODERS: Final[dict[str, Traits]] = {
-    "apertus": Traits(qkv_bias=_BIAS, o_bias=_BIAS, qk_norm="head", gated=False, window="none"),
+    "apertus": Traits(qkv_bias=_BIAS, o_bias=_BIAS, qk_norm="head", gated=False, window="none", activation_params=4),
     "arcee": replace(_ALL_BIASED, gated=False),
     "baichuan": Traits(window="none"),
     "bailing_hybrid": Traits(router_bias=True, first_dense=2),
@@ -93,7 +94,12 @@ DECODERS: Final[dict[str, Traits]] = {
     "dots1": Traits(qkv_bias=_BIAS, o_bias=_BIAS, qk_norm="head", window="switched", router_bias=True),
     "dots3_note": Traits(mixer="mla", router_bias=True, first_dense=1),
     "ernie4_5": Traits(
-        qkv_bias=("use_bias", False), o_bias=("use_bias", False), mlp_bias=("use_bias", False), tied=True, window="none"
+        head_dim=128,
+        qkv_bias=("use_bias", False),
+        o_bias=("use_bias", False),
+        mlp_bias=("use_bias", False),
+        tied=True,
+        window="none",
     ),
     "ernie4_5_moe": Traits(
         qkv_bias=("use_bias", False),
@@ -112,7 +118,7 @@ DECODERS: Final[dict[str, Traits]] = {
     ),
     "falcon": Traits(),
     "falcon_h1": Traits(),
-    "gemma": Traits(qkv_bias=_BIAS, o_bias=_BIAS, tied=True, window="none"),
+    "gemma": Traits(head_dim=256, qkv_bias=_BIAS, o_bias=_BIAS, tied=True, window="none"),
     "gemma2": _GEMMA2,
     "gemma3": replace(_GEMMA2, qk_norm="head", window="period", window_period=6),
     "gemma4": Traits(tied=True),
@@ -126,6 +132,7 @@ DECODERS: Final[dict[str, Traits]] = {
     "gpt_bigcode": replace(_GPT, position_rows=0),
     "gpt_neox": replace(_GPT, qkv_bias=("attention_bias", True), o_bias=("attention_bias", True), tied=False),
     "gpt_oss": Traits(
+        head_dim=64,
         qkv_bias=("attention_bias", True),
         o_bias=("attention_bias", True),
         window="alternate",
@@ -138,17 +145,34 @@ DECODERS: Final[dict[str, Traits]] = {
     "granitemoehybrid": Traits(tied=True),
     "hunyuan_v1_dense": Traits(qkv_bias=_BIAS, o_bias=_BIAS, qk_norm="head", window="none"),
     "hunyuan_v1_moe": Traits(qkv_bias=_BIAS, o_bias=_BIAS, qk_norm="head", window="none", default_shared=1),
-    "hy_v3": Traits(qkv_bias=_BIAS, o_bias=_BIAS, qk_norm="head", window="none", router_bias=True, first_dense=1),
+    "hy_v3": Traits(
+        qkv_bias=_BIAS,
+        o_bias=_BIAS,
+        qk_norm="head",
+        window="none",
+        router_bias=True,
+        first_dense=1,
+        default_shared=1,
+        head_dim=128,
+    ),
     "internlm2": Traits(qkv_bias=("bias", False), o_bias=("bias", False), window="none"),
     "internlm3": Traits(qkv_bias=("qkv_bias", False), o_bias=("bias", False), mlp_bias=("bias", False), window="none"),
     "kimi_linear": Traits(router_bias=True),
     "laguna": Traits(
-        qkv_bias=_BIAS, o_bias=_BIAS, qk_norm="head", gate_fields=("gating",), router_bias=True, first_dense=1
+        qkv_bias=_BIAS,
+        o_bias=_BIAS,
+        qk_norm="head",
+        gate_fields=("gating",),
+        gate_default=True,
+        head_dim=128,
+        router_bias=True,
+        first_dense=1,
     ),
     "lfm2": Traits(tied=True),
     "lfm2_moe": Traits(tied=True, router_bias=True, first_dense=2),
     "llama": _ALL_BIASED,
     "llama4": Traits(
+        head_dim=128,
         qkv_bias=_BIAS,
         o_bias=_BIAS,
         window="chunked",
@@ -158,17 +182,22 @@ DECODERS: Final[dict[str, Traits]] = {
     ),
     "mimo": Traits(qkv_bias=True, window="switched", mtp="layer"),
     "mimo_v2_flash": Traits(
+        window_kv_factor=2,
+        head_dim=192,
         qkv_bias=_BIAS,
         router_bias=True,
         first_dense=1,
         sinks=("add_full_attention_sink_bias", False),
         window_sinks=("add_swa_attention_sink_bias", True),
-        window="period",
+        window="first_and_period",
         window_period=6,
     ),
     "minimax": Traits(),
-    "minimax_m2": Traits(qk_norm="full", qk_norm_field=("use_qk_norm", True), window="none", router_bias=True),
+    "minimax_m2": Traits(
+        head_dim=128, qk_norm="full", qk_norm_field=("use_qk_norm", True), window="none", router_bias=True
+    ),
     "minimax_m3": Traits(qk_norm="head", router_bias=True),
+    "ministral3": Traits(window="all", head_dim=128),
     "mistral": Traits(window="all"),
     "mistral4": replace(_DEEPSEEK, router_bias=False, mtp_copies_embeddings=False),
     "mistral_large4": Traits(mixer="mla", first_dense=1),
@@ -180,7 +209,9 @@ DECODERS: Final[dict[str, Traits]] = {
     "olmo3": Traits(qkv_bias=_BIAS, o_bias=_BIAS, qk_norm="full", window="period", window_period=4),
     "olmoe": Traits(qkv_bias=_BIAS, o_bias=_BIAS, qk_norm="full", window="none"),
     "opt": replace(_GPT, position_rows=2),
-    "phi": replace(_GPT, norms_per_layer=1, tied=False, head_bias=True),
+    "phi": replace(
+        _GPT, norms_per_layer=1, tied=False, head_bias=True, qk_norm="head", qk_norm_field=("qk_layernorm", False)
+    ),
     "phi3": Traits(window="all"),
     "phimoe": Traits(qkv_bias=_BIAS, o_bias=_BIAS, norm_bias=True, head_bias=("lm_head_bias", False), window="all"),
     "qwen2": _QWEN2,
@@ -189,6 +220,7 @@ DECODERS: Final[dict[str, Traits]] = {
     "qwen3_moe": _QWEN3,
     "qwen3_next": Traits(qkv_bias=_BIAS, o_bias=_BIAS, shared_gate=True, step_from_one=True),
     "seed_oss": Traits(
+        head_dim=128,
         qkv_bias=("attention_bias", True),
         o_bias=("attention_out_bias", False),
         mlp_bias=("mlp_bias", False),
@@ -213,11 +245,9 @@ def _falcon(f: Fields, t: Traits) -> Traits:
     """Falcon: one KV head unless the newer layout names more; one shared norm per layer or one for each half."""
     new = f.flag("new_decoder_architecture", default=False)
     parallel = f.flag("parallel_attn", default=True)
-    if new:
-        kv = f.int("num_kv_heads", default=f.heads)
-    else:
-        kv = 1 if f.flag("multi_query", default=True) else f.heads
-    count = f.int("num_ln_in_parallel_attn", default=2 if new else 1)
+    old_kv = 1 if f.flag("multi_query", default=True) else f.heads
+    kv = f.whole("num_kv_heads", default=f.heads) if new else old_kv
+    count = f.whole("num_ln_in_parallel_attn", default=2 if new else 1)
     bias = f.flag("bias", default=False)
     return Traits(
         qkv_bias=bias,
@@ -334,7 +364,7 @@ CLASSES: Final[dict[str, str]] = {
     "MiniMaxM2ForCausalLM": "minimax_m2",
     "MiniMaxM3ForCausalLM": "minimax_m3",
     "MiniMaxText01ForCausalLM": "minimax",
-    "Ministral3ForCausalLM": "mistral",
+    "Ministral3ForCausalLM": "ministral3",
     "MinistralForCausalLM": "mistral",
     "MistralForCausalLM": "mistral",
     "MistralLarge3ForCausalLM": "deepseek_v3",
@@ -411,7 +441,6 @@ TYPES: Final[dict[str, str]] = {
     "llama4_text": "llama4",
     "minimax_m3_vl_text": "minimax_m3",
     "ministral": "mistral",
-    "ministral3": "mistral",
     "mistral_large4_text": "mistral_large4",
     "nemotron-nas": "decilm",
     "qwen2_5_vl_text": "qwen2",

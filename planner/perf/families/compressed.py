@@ -22,10 +22,10 @@ def deepseek_v4(f: Fields, t: Traits) -> Read:
     h, n = f.hidden, f.layers
     ratios = _ratios(f)
     hashed = _hashed(f)
-    streams = f.int("hc_mult", default=4, high=64)
+    streams = f.whole("hc_mult", default=4, high=64)
     around = norms(h, 2) + hyper_connections(h, streams, count=2)
     routed, by_table = moe(read_moe(f, router_bias=True)), moe(read_moe(f, router_bias=False))
-    table = f.int("vocab_size") * f.int("num_experts_per_tok")
+    table = f.whole("vocab_size") * f.whole("num_experts_per_tok")
     fine = _fine_ratio(f)
     mixers = {r: _attention(f, r, indexed=r == fine) for r in dict.fromkeys(ratios)}
     parts = []
@@ -34,7 +34,7 @@ def deepseek_v4(f: Fields, t: Traits) -> Read:
         parts.append(
             (f"{name}+{'hash ' if by_hash else ''}moe", mixers[ratio] + (by_table if by_hash else routed) + around)
         )
-    count = f.int(*MTP_NAMES, default=0, low=0, high=64)
+    count = f.whole(*MTP_NAMES, default=0, low=0, high=64)
     mtp: tuple[LayerGroup, ...] = ()
     if count:
         join = [Linear(x, "other", h, h, "replicated", quantisable=False) for x in ("e_proj", "h_proj")]
@@ -51,7 +51,7 @@ def deepseek_v4(f: Fields, t: Traits) -> Read:
 
 def _fine_ratio(f: Fields) -> int:
     rates = f.mapping("compress_rates")
-    return rates.int(FINE, default=4) if rates else f.int("compress_rate_csa", default=4)
+    return rates.whole(FINE, default=4) if rates else f.whole("compress_rate_csa", default=4)
 
 
 def _ratios(f: Fields) -> list[int]:
@@ -64,12 +64,12 @@ def _ratios(f: Fields) -> list[int]:
             raise f.error(f"{f.path}compress_ratios needs {n} entries of 0 or more")
         return given[:n]
     rates = f.mapping("compress_rates")
-    coarse = rates.int(COARSE, default=128) if rates else f.int("compress_rate_hca", default=128)
+    coarse = rates.whole(COARSE, default=128) if rates else f.whole("compress_rate_hca", default=128)
     known = {FINE: _fine_ratio(f), COARSE: coarse, "sliding_attention": 0}
     listed = f.items("layer_types", str)
     if listed is None:
         listed = [COARSE] * min(n, 2) + [FINE if i % 2 else COARSE for i in range(max(n - 2, 0))]
-    if len(listed) < n or (bad := next((k for k in listed if k not in known), None)) is not None:
+    if len(listed) < n or any(k not in known for k in listed):
         raise f.error(f"{f.path}layer_types needs {n} entries of {', '.join(known)}")
     return [known[k] for k in listed[:n]]
 
@@ -81,13 +81,13 @@ def _hashed(f: Fields) -> list[bool]:
         if len(listed) < n or set(listed) - {"hash_moe", "moe"}:
             raise f.error(f"{f.path}mlp_layer_types needs {n} entries of hash_moe or moe")
         return [k == "hash_moe" for k in listed[:n]]
-    first = f.int("num_hash_layers", default=3, low=0)
+    first = f.whole("num_hash_layers", default=3, low=0)
     return [i < first for i in range(n)]
 
 
 def _attention(f: Fields, ratio: int, *, indexed: bool) -> Part:
-    h, heads, d = f.hidden, f.heads, f.int("head_dim")
-    q_lora, groups, o_lora = f.int("q_lora_rank"), f.int("o_groups"), f.int("o_lora_rank")
+    h, heads, d = f.hidden, f.heads, f.whole("head_dim")
+    q_lora, groups, o_lora = f.whole("q_lora_rank"), f.whole("o_groups"), f.whole("o_lora_rank")
     per_group = f.divided(heads * d, groups, "attention width by o_groups")
     linears = [
         Linear("wq_a", "attn", h, q_lora, "replicated"),
@@ -105,7 +105,7 @@ def _attention(f: Fields, ratio: int, *, indexed: bool) -> Part:
         linears += [Linear(x, "attn", h, width, "replicated") for x in ("compressor_kv", "compressor_gate")]
         norm, other = norm + d, other + ratio * width
     if indexed:
-        index_heads, index_dim, topk = f.int("index_n_heads"), f.int("index_head_dim"), f.int("index_topk")
+        index_heads, index_dim, topk = f.whole("index_n_heads"), f.whole("index_head_dim"), f.whole("index_topk")
         linears += [
             Linear("wq_b", "indexer", q_lora, index_heads * index_dim, "replicated"),
             Linear("compressor_kv", "indexer", h, 2 * index_dim, "replicated"),
@@ -113,6 +113,6 @@ def _attention(f: Fields, ratio: int, *, indexed: bool) -> Part:
             Linear("weights_proj", "indexer", h, index_heads, "replicated", quantisable=False),
         ]
         norm, other = norm + index_dim, other + ratio * 2 * index_dim
-    window = f.int("sliding_window")
+    window = f.whole("sliding_window")
     mixer = CompressedAttention(heads, d, window, ratio, topk, index_heads, index_dim)
     return Part(tuple(linears), mixer=mixer, norm_params=norm, other_params=other)

@@ -28,6 +28,13 @@ class Traits:
     qk_norm: QkNorm = "none"
     gate_fields: tuple[str, ...] = ()
     """Fields that say whether attention's output is gated: true or "per-head", or "per-element"."""
+    gate_default: bool = False
+    head_dim: int | None = None
+    """The class's own head size, where neither head_dim nor hidden / heads decides."""
+    window_kv_factor: int = 1
+    """KV heads of windowed layers per KV head of the others, where the config does not say (MiMo-V2)."""
+    activation_params: int = 0
+    """Learned numbers of the activation function (Apertus's xIELU)."""
     qk_norm_field: tuple[str, bool] | None = None
     """Where a field switches the q/k norm off, e.g. ("use_qk_norm", True)."""
     gated: bool = True
@@ -94,7 +101,7 @@ def mixers(f: Fields, t: Traits) -> list[Part]:
     made: dict[tuple[int | None, int | None], Part] = {}
     for key in dict.fromkeys(zip(heads, layer_windows, strict=True)):
         own_heads, window = key
-        fields = _windowed(f) if window is not None else f
+        fields = _windowed(f, t) if window is not None else f
         if own_heads is not None:
             fields = fields.over(num_attention_heads=own_heads)
         made[key] = attention(_shape(fields, t, window))
@@ -104,6 +111,7 @@ def mixers(f: Fields, t: Traits) -> list[Part]:
 def _shape(f: Fields, t: Traits, window: int | None) -> AttentionShape:
     switched_off = t.qk_norm_field is not None and not f.flag(t.qk_norm_field[0], default=t.qk_norm_field[1])
     gate = f.raw(*t.gate_fields) if t.gate_fields else None
+    gate = t.gate_default if gate is None else gate
     shape = read_shape(
         f,
         qkv_bias=flag(f, t.qkv_bias),
@@ -112,6 +120,7 @@ def _shape(f: Fields, t: Traits, window: int | None) -> AttentionShape:
         window_tokens=window,
         sinks=flag(f, t.sinks if window is None else t.window_sinks if t.window_sinks is not None else t.sinks),
         forced_kv=t.forced_kv,
+        default_head_dim=t.head_dim,
         norm_bias=t.norm_bias and t.qk_norm != "per_head",
     )
     return replace(shape, head_gate=gate is True or gate == "per-head", output_gate=gate == "per-element")
@@ -126,8 +135,10 @@ WINDOWED = {
 """Sizes of the windowed layers, where they have their own (MiMo-V2, Step-3.7)."""
 
 
-def _windowed(f: Fields) -> Fields:
+def _windowed(f: Fields, t: Traits) -> Fields:
     own = {name: f.raw(*others) for name, others in WINDOWED.items() if f.has(*others)}
+    if t.window_kv_factor > 1 and "num_key_value_heads" not in own:
+        own["num_key_value_heads"] = t.window_kv_factor * f.whole("num_key_value_heads")
     other = f.mapping("attention_other_setting")
     if other is not None:
         own |= {
@@ -139,8 +150,9 @@ def _windowed(f: Fields) -> Fields:
 
 
 def dense_mlp(f: Fields, t: Traits) -> Part:
-    width = 4 * f.hidden if t.four_hidden and not f.has(*t.dense_width) else f.int(*t.dense_width)
-    return mlp(f.hidden, width, gated=t.gated, bias=flag(f, t.mlp_bias))
+    width = 4 * f.hidden if t.four_hidden and not f.has(*t.dense_width) else f.whole(*t.dense_width)
+    made = mlp(f.hidden, width, gated=t.gated, bias=flag(f, t.mlp_bias))
+    return made + Part(other_params=t.activation_params)
 
 
 def feed_forwards(f: Fields, t: Traits) -> list[Part]:
@@ -165,15 +177,21 @@ def read(f: Fields, t: Traits) -> Read:
     around = norms(f.hidden, t.norms_per_layer, bias=t.norm_bias)
     parts = [m + ff + around for m, ff in zip(mixers(f, t), feed_forwards(f, t), strict=True)]
     layers = group([(label(p), p) for p in parts])
-    mtp = mtp_layer(f, parts[-1], copies=copies(f, t)) if t.mtp == "layer" else ()
+    mtp: tuple[LayerGroup, ...] = ()
+    if t.mtp == "layer":
+        # It is like the last layer, but runs an indexer of its own even where the last layer borrows one.
+        last = parts[-1]
+        if t.mixer == "mla" and f.has("index_topk", "index_n_heads"):
+            last = mla(f, indexer=True) + feed_forwards(f, t)[-1] + around
+        mtp = mtp_layer(f, last, copies=copies(f, t))
     extra = norms(f.hidden, 1, bias=True).norm_params if t.embed_norm else 0
     if t.position_rows is not None:
-        extra += (f.int("max_position_embeddings", "n_positions", default=2048) + t.position_rows) * f.hidden
+        extra += (f.whole("max_position_embeddings", "n_positions", default=2048) + t.position_rows) * f.hidden
     return Read(layers, mtp, extra, left_out=_mtp_left_out(f, t))
 
 
 def _mtp_left_out(f: Fields, t: Traits) -> tuple[str, ...]:
-    if t.mtp == "none" and f.int(*MTP_NAMES, "num_mtp_modules", default=0, low=0, high=64):
+    if t.mtp == "none" and f.whole(*MTP_NAMES, "num_mtp_modules", default=0, low=0, high=64):
         return ("multi-token-prediction layers: their shape is not known for this class",)
     return ()
 
@@ -203,7 +221,7 @@ MTP_NAMES = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layer
 def mtp_layer(f: Fields, layer: Part, *, copies: bool) -> tuple[LayerGroup, ...]:
     """Multi-token prediction as DeepSeek-V3 writes it: per predicted token one more decoder layer (like the last
     one), a projection of [hidden state, embedding] to hidden, and norms on both and on the output."""
-    count = f.int(*MTP_NAMES, default=0, low=0, high=64)
+    count = f.whole(*MTP_NAMES, default=0, low=0, high=64)
     if not count:
         return ()
     h, n = f.hidden, f.layers
@@ -211,7 +229,7 @@ def mtp_layer(f: Fields, layer: Part, *, copies: bool) -> tuple[LayerGroup, ...]
     made = group([("mtp", layer + join)] * count, first_index=n)
     if not copies:
         return made
-    vocab = f.int("vocab_size")
+    vocab = f.whole("vocab_size")
     stored = (
         Linear("embed_tokens", "embed", h, vocab, "vocab", active=0, quantisable=False),
         Linear("shared_head", "lm_head", h, vocab, "vocab", quantisable=False),

@@ -85,11 +85,12 @@ def read_shape(
     sinks: bool = False,
     output_gate: bool = False,
     forced_kv: int | None = None,
+    default_head_dim: int | None = None,
     norm_bias: bool = False,
 ) -> AttentionShape:
     """Heads and widths as nearly every config gives them."""
     heads = f.heads
-    kv_heads = forced_kv or f.int(
+    kv_heads = forced_kv or f.whole(
         "num_key_value_heads",
         "num_kv_heads",
         "n_head_kv",
@@ -99,7 +100,9 @@ def read_shape(
     )
     if heads % kv_heads:
         raise f.error(f"{heads} attention heads do not divide into {kv_heads} KV heads")
-    head_dim = f.int_or_none("head_dim", "attention_head_dim", "kv_channels", high=10**5)
+    head_dim = f.whole_or_none("head_dim", "attention_head_dim", "kv_channels", high=10**5)
+    if head_dim is None:
+        head_dim = default_head_dim
     if head_dim is None:
         head_dim = f.divided(f.hidden, heads, f"{f.path}hidden_size by num_attention_heads (no head_dim given)")
     return AttentionShape(
@@ -107,7 +110,7 @@ def read_shape(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        v_head_dim=f.int("v_head_dim", default=head_dim, high=10**5),
+        v_head_dim=f.whole("v_head_dim", default=head_dim, high=10**5),
         window_tokens=window_tokens,
         qkv_bias=qkv_bias,
         o_bias=o_bias,

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from planner.perf.arch import Linear
 from planner.perf.families.base import Fields, Part, group, norms
-from planner.perf.families.decoder import MTP_NAMES, Read, feed_forwards, flag, label, mtp_layer
-from planner.perf.families.decoder import Traits
+from planner.perf.families.decoder import MTP_NAMES, Read, Traits, feed_forwards, flag, label, mtp_layer
 from planner.perf.families.dense import attention, mlp, read_shape
 from planner.perf.families.mla import index_layers, mla
 from planner.perf.families.moe import moe, read_moe
@@ -41,7 +40,7 @@ def _read(f: Fields, mixers: list[Part], feeds: list[Part], around: Part, *, mtp
 
 def qwen_next(f: Fields, t: Traits) -> Read:
     """Qwen3-Next, Qwen3.5 and later: gated delta nets, every fourth layer gated attention; MTP with attention."""
-    step = f.int("full_attention_interval", default=4, high=4096)
+    step = f.whole("full_attention_interval", default=4, high=4096)
     attends = kinds(f, _every(f, step))
     full = attention(
         read_shape(
@@ -63,11 +62,11 @@ def kimi_linear(f: Fields, t: Traits) -> Read:
     linear = f.mapping("linear_attn_config")
     n = f.layers
     if linear is None:
-        step = f.int("layer_group_size", "full_attention_interval", default=4)
+        step = f.whole("layer_group_size", "full_attention_interval", default=4)
         attends = kinds(f, _every(f, step))
-        heads = f.int("linear_num_heads", default=f.heads)
-        head_dim = f.int("linear_head_dim", "head_dim")
-        kernel = f.int("linear_conv_kernel_dim", "short_conv_kernel_size", default=4, high=1000)
+        heads = f.whole("linear_num_heads", default=f.heads)
+        head_dim = f.whole("linear_head_dim", "head_dim")
+        kernel = f.whole("linear_conv_kernel_dim", "short_conv_kernel_size", default=4, high=1000)
         full_gate = False
     else:
         listed = linear.items("full_attn_layers", int)
@@ -76,8 +75,8 @@ def kimi_linear(f: Fields, t: Traits) -> Read:
         if any(not 1 <= i <= n for i in listed):
             raise linear.error(f"{linear.path}full_attn_layers names a layer outside 1 to {n}")
         attends = [i + 1 in set(listed) for i in range(n)]
-        heads, head_dim = linear.int("num_heads"), linear.int("head_dim")
-        kernel = linear.int("short_conv_kernel_size", default=4, high=1000)
+        heads, head_dim = linear.whole("num_heads"), linear.whole("head_dim")
+        kernel = linear.whole("short_conv_kernel_size", default=4, high=1000)
         full_gate = linear.flag("use_full_rank_gate", default=False)
     full = mla(f, output_gate=f.flag("mla_use_output_gate", default=False))
     recurrent = kda(f, heads=heads, head_dim=head_dim, kernel=kernel, full_gate=full_gate)
@@ -86,9 +85,9 @@ def kimi_linear(f: Fields, t: Traits) -> Read:
 
 def bailing(f: Fields, t: Traits) -> Read:
     """Ling-3: KDA with full-rank gates, every sixth layer MLA with one gate per head."""
-    attends = kinds(f, _every(f, f.int("layer_group_size", default=6)))
-    heads, head_dim = f.heads, f.int("head_dim", default=128)
-    kernel = f.int("short_conv_kernel_size", default=4, high=1000)
+    attends = kinds(f, _every(f, f.whole("layer_group_size", default=6)))
+    heads, head_dim = f.heads, f.whole("head_dim", default=128)
+    kernel = f.whole("short_conv_kernel_size", default=4, high=1000)
     full = mla(f)
     full += Part((Linear("g_proj", "attn", f.hidden, f.heads, "column", f.heads),))
     recurrent = kda(f, heads=heads, head_dim=head_dim, kernel=kernel, full_gate=True, full_forget=True)
@@ -97,17 +96,17 @@ def bailing(f: Fields, t: Traits) -> Read:
 
 
 def glm_next(f: Fields, t: Traits) -> Read:
-    """GLM-5.3-Flash: KDA, every fourth layer sparse MLA without rope; hyper-connections keep several residual streams."""
+    """GLM-5.3-Flash: KDA, every fourth layer sparse MLA without rope; several residual streams (hyper-connections)."""
     attends = kinds(f, _every(f, 4))
     own = index_layers(f)
     nested = f.mapping("linear_attn_config")
-    heads = (nested or f).int("linear_num_heads", "num_heads")
-    head_dim = (nested or f).int("linear_head_dim", "head_dim")
-    kernel = (nested or f).int("linear_conv_kernel_dim", "short_conv_kernel_size", default=4, high=1000)
+    heads = (nested or f).whole("linear_num_heads", "num_heads")
+    head_dim = (nested or f).whole("linear_head_dim", "head_dim")
+    kernel = (nested or f).whole("linear_conv_kernel_dim", "short_conv_kernel_size", default=4, high=1000)
     recurrent = kda(f, heads=heads, head_dim=head_dim, kernel=kernel)
     full = [mla(f, indexer=o, index_cache=o) for o in own]
-    feeds = feed_forwards(f.over(first_k_dense_replace=f.int("first_k_dense_replace", default=3, low=0)), t)
-    streams = f.int("hc_mult", default=1, high=64)
+    feeds = feed_forwards(f.over(first_k_dense_replace=f.whole("first_k_dense_replace", default=3, low=0)), t)
+    streams = f.whole("hc_mult", default=1, high=64)
     around = norms(f.hidden, 2) + hyper_connections(f.hidden, streams, count=2)
     read = _read(f, [full[i] if a else recurrent for i, a in enumerate(attends)], feeds, around)
     approximate = (
@@ -134,11 +133,11 @@ def nemotron_h(f: Fields, t: Traits) -> Read:
     parts = {
         "mamba": lambda: mamba2(
             f,
-            heads=f.int("mamba_num_heads"),
-            head_dim=f.int("mamba_head_dim"),
-            state_dim=f.int("ssm_state_size"),
-            groups=f.int("n_groups", default=1),
-            kernel=f.int("conv_kernel", default=4, high=1000),
+            heads=f.whole("mamba_num_heads"),
+            head_dim=f.whole("mamba_head_dim"),
+            state_dim=f.whole("ssm_state_size"),
+            groups=f.whole("n_groups", default=1),
+            kernel=f.whole("conv_kernel", default=4, high=1000),
             conv_bias=f.flag("use_conv_bias", default=True),
             proj_bias=f.flag("use_bias", "mamba_proj_bias", default=False),
         ),
@@ -147,7 +146,7 @@ def nemotron_h(f: Fields, t: Traits) -> Read:
                 f, qkv_bias=f.flag("attention_bias", default=False), o_bias=f.flag("attention_bias", default=False)
             )
         ),
-        "mlp": lambda: mlp(f.hidden, f.int("intermediate_size"), gated=False, bias=f.flag("mlp_bias", default=False)),
+        "mlp": lambda: mlp(f.hidden, f.whole("intermediate_size"), gated=False, bias=f.flag("mlp_bias", default=False)),
         "moe": lambda: moe(read_moe(f, gated=False, router_bias=True)),
     }
     letters = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -169,8 +168,8 @@ def nemotron_h(f: Fields, t: Traits) -> Read:
     made = {k: parts[k]() + norms(f.hidden, 1) for k in dict.fromkeys(names)}
     mtp_names = layers("mtp_hybrid_override_pattern", "mtp_layers_block_type") if f.has(*MTP_NAMES) else None
     mtp = []
-    if mtp_names and f.int(*MTP_NAMES, default=0, low=0, high=64):
-        mtp = [parts[k]() + norms(f.hidden, 1) for k in mtp_names] * f.int(*MTP_NAMES, high=64)
+    if mtp_names and f.whole(*MTP_NAMES, default=0, low=0, high=64):
+        mtp = [parts[k]() + norms(f.hidden, 1) for k in mtp_names] * f.whole(*MTP_NAMES, high=64)
         join = Part((Linear("eh_proj", "other", 2 * f.hidden, f.hidden, "replicated", quantisable=False),))
         mtp[0] += join + norms(f.hidden, 3)
     return Read(group([(k, made[k]) for k in names]), group([("mtp", p) for p in mtp], first_index=len(names)))
@@ -178,20 +177,20 @@ def nemotron_h(f: Fields, t: Traits) -> Read:
 
 def _mamba_of(f: Fields) -> Part:
     """Mamba-2 with the field names of Bamba, Granite-4 and Falcon-H1."""
-    heads = f.int("mamba_n_heads")
-    inner = f.int("mamba_d_ssm", default=f.int("mamba_expand", default=2) * f.hidden)
+    heads = f.whole("mamba_n_heads")
+    inner = f.whole("mamba_d_ssm", default=f.whole("mamba_expand", default=2) * f.hidden)
     head_dim = f.raw("mamba_d_head")
     if head_dim in (None, "auto"):
         dim = f.divided(inner, heads, f"{f.path}mamba inner width by mamba_n_heads")
     else:
-        dim = f.int("mamba_d_head")
+        dim = f.whole("mamba_d_head")
     return mamba2(
         f,
         heads=heads,
         head_dim=dim,
-        state_dim=f.int("mamba_d_state"),
-        groups=f.int("mamba_n_groups", default=1),
-        kernel=f.int("mamba_d_conv", default=4, high=1000),
+        state_dim=f.whole("mamba_d_state"),
+        groups=f.whole("mamba_n_groups", default=1),
+        kernel=f.whole("mamba_d_conv", default=4, high=1000),
         conv_bias=f.flag("mamba_conv_bias", default=True),
         proj_bias=f.flag("mamba_proj_bias", "projectors_bias", default=False),
         norm=f.flag("mamba_rms_norm", default=True),
@@ -204,11 +203,11 @@ def granite(f: Fields, t: Traits) -> Read:
     bias = f.flag("attention_bias", default=False)
     full = attention(read_shape(f, qkv_bias=bias, o_bias=bias)) if any(attends) else Part()
     recurrent = _mamba_of(f) if not all(attends) else Part()
-    width = f.int("shared_intermediate_size", default=0, low=0)
-    if f.int("num_local_experts", default=0, low=0):
+    width = f.whole("shared_intermediate_size", default=0, low=0)
+    if f.whole("num_local_experts", default=0, low=0):
         feed = moe(read_moe(f))
     else:
-        feed = mlp(f.hidden, width or f.int("intermediate_size"), where="shared_expert")
+        feed = mlp(f.hidden, width or f.whole("intermediate_size"), where="shared_expert")
     return _read(f, [full if a else recurrent for a in attends], [feed] * f.layers, norms(f.hidden, 2))
 
 
@@ -218,7 +217,7 @@ def bamba(f: Fields, t: Traits) -> Read:
     bias = f.flag("attention_bias", default=False)
     full = attention(read_shape(f, qkv_bias=bias, o_bias=bias))
     recurrent = _mamba_of(f)
-    feed = mlp(f.hidden, f.int("intermediate_size"), bias=f.flag("mlp_bias", default=False))
+    feed = mlp(f.hidden, f.whole("intermediate_size"), bias=f.flag("mlp_bias", default=False))
     return _read(
         f, [full if i in listed else recurrent for i in range(f.layers)], [feed] * f.layers, norms(f.hidden, 2)
     )
@@ -228,7 +227,7 @@ def falcon_h1(f: Fields, t: Traits) -> Read:
     """Falcon-H1: Mamba-2 and attention side by side in every layer, then an MLP. Counted as two half layers."""
     bias = f.flag("attention_bias", default=False)
     first = attention(read_shape(f, qkv_bias=bias, o_bias=bias)) + norms(f.hidden, 1)
-    feed = mlp(f.hidden, f.int("intermediate_size"), bias=f.flag("mlp_bias", default=False))
+    feed = mlp(f.hidden, f.whole("intermediate_size"), bias=f.flag("mlp_bias", default=False))
     second = _mamba_of(f.over(mamba_rms_norm=f.flag("mamba_rms_norm", default=False))) + feed + norms(f.hidden, 1)
     halves = [("full half", first), ("mamba2+dense half", second)] * f.layers
     said = ("attention and Mamba run side by side: each layer counts as two, one after the other",)
@@ -243,14 +242,16 @@ def lfm2(f: Fields, t: Traits) -> Read:
         default = [i in listed for i in range(f.layers)]
     attends = kinds(f, default)
     full = attention(read_shape(f, qk_norm="head"))
-    recurrent = shortconv(f, kernel=f.int("conv_L_cache", high=1000), bias=f.flag("conv_bias", default=False))
+    recurrent = shortconv(
+        f, kernel=f.whole("conv_L_cache", default=3, high=1000), bias=f.flag("conv_bias", default=False)
+    )
     if not f.has("moe_intermediate_size"):
-        width = f.int("block_ff_dim", "intermediate_size")
+        width = f.whole("block_ff_dim", "intermediate_size")
         if f.flag("block_auto_adjust_ff_dim", default=True):
             # The class shrinks the given width to two thirds, scales it and rounds it up.
             width = int(2 * width / 3)
             width = int(f.number("block_ffn_dim_multiplier", default=1.0) * width)
-            multiple = f.int("block_multiple_of", default=256)
+            multiple = f.whole("block_multiple_of", default=256)
             width = -(-width // multiple) * multiple
         feeds = [mlp(f.hidden, width)] * f.layers
     else:

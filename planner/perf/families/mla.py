@@ -17,11 +17,11 @@ from planner.perf.families.base import Fields, Part
 def mla(f: Fields, *, indexer: bool = False, index_cache: bool = True, output_gate: bool = False) -> Part:
     """One MLA layer as DeepSeek, Kimi, GLM, Mistral and Ling write it."""
     hidden, heads = f.hidden, f.heads
-    kv_lora = f.int("kv_lora_rank")
-    q_lora = f.int_or_none("q_lora_rank", low=0) or None
-    rope = f.int("qk_rope_head_dim", low=0)
-    nope = f.int("qk_nope_head_dim", low=0)
-    v = f.int("v_head_dim")
+    kv_lora = f.whole("kv_lora_rank")
+    q_lora = f.whole_or_none("q_lora_rank", low=0) or None
+    rope = f.whole("qk_rope_head_dim", low=0)
+    nope = f.whole("qk_nope_head_dim", low=0)
+    v = f.whole("v_head_dim")
     if rope + nope == 0:
         raise f.error("qk_nope_head_dim and qk_rope_head_dim are both zero")
     q_out = heads * (nope + rope)
@@ -40,10 +40,10 @@ def mla(f: Fields, *, indexer: bool = False, index_cache: bool = True, output_ga
     if output_gate:
         linears.append(Linear("g_proj", "attn", hidden, heads * v, "column", heads))
     norm = (q_lora or 0) + kv_lora
-    topk = f.int_or_none("index_topk")
+    topk = f.whole_or_none("index_topk")
     if topk is None:
         return Part(tuple(linears), mixer=Mla(heads, kv_lora, rope, nope, v), norm_params=norm)
-    index_heads, index_dim = f.int("index_n_heads"), f.int("index_head_dim")
+    index_heads, index_dim = f.whole("index_n_heads"), f.whole("index_head_dim")
     if indexer:
         linears += [
             Linear("wq_b", "indexer", q_lora or hidden, index_heads * index_dim, "replicated"),
@@ -68,7 +68,7 @@ def index_layers(f: Fields) -> list[bool]:
             if len(letters) != n or set(letters) - {"F", "S"}:
                 raise f.error(f"{f.path}index_topk_pattern must have a letter F or S for each of {n} layers")
             return [c == "F" for c in letters]
-        every, offset = f.int("index_topk_freq", default=1), f.int("index_skip_topk_offset", default=2, low=0)
+        every, offset = f.whole("index_topk_freq", default=1), f.whole("index_skip_topk_offset", default=2, low=0)
         return [max(i - offset + 1, 0) % every == 0 for i in range(n)]
     for k in kinds:
         if k not in ("full", "shared"):

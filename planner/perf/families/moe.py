@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.perf.arch import Linear, Moe
+from planner.perf.arch import Linear, Moe, Shard
 from planner.perf.families.base import Fields, Part
 from planner.perf.families.dense import mlp
 
@@ -33,7 +33,11 @@ class MoeShape:
 
 def moe(s: MoeShape) -> Part:
     inner = s.latent or s.hidden
-    routed = {"copies": s.experts, "active": s.active}
+
+    def routed(name: str, inputs: int, outputs: int, shard: Shard) -> Linear:
+        bias = s.expert_bias
+        return Linear(name, "routed_expert", inputs, outputs, shard, copies=s.experts, active=s.active, bias=bias)
+
     linears = [Linear("gate", "router", s.hidden, s.experts, "replicated", bias=s.router_bias, quantisable=False)]
     if s.latent:
         linears += [
@@ -41,8 +45,8 @@ def moe(s: MoeShape) -> Part:
             Linear("latent_up", "shared_expert", s.latent, s.hidden, "replicated"),
         ]
     names = ("gate_proj", "up_proj") if s.gated else ("up_proj",)
-    linears += [Linear(n, "routed_expert", inner, s.width, "column", bias=s.expert_bias, **routed) for n in names]
-    linears.append(Linear("down_proj", "routed_expert", s.width, inner, "row", bias=s.expert_bias, **routed))
+    linears += [routed(n, inner, s.width, "column") for n in names]
+    linears.append(routed("down_proj", s.width, inner, "row"))
     if s.shared_gate and s.shared_width:
         linears.append(Linear("shared_expert_gate", "router", s.hidden, 1, "replicated", quantisable=False))
     shared = mlp(s.hidden, s.shared_width, gated=s.gated, where="shared_expert") if s.shared_width else Part()
@@ -67,7 +71,7 @@ ACTIVE = (
 
 
 def has_experts(f: Fields) -> bool:
-    return f.int(*EXPERTS, default=0, low=0, high=10**5) > 0
+    return f.whole(*EXPERTS, default=0, low=0, high=10**5) > 0
 
 
 def read_moe(
@@ -84,12 +88,12 @@ def read_moe(
     Shared experts are given as a width of their own, or as a number of experts of the routed width; `default_shared`
     is that number where the config has neither and the class always has them.
     """
-    experts = f.int(*EXPERTS, high=10**5)
-    active = f.int(*ACTIVE, high=10**5)
+    experts = f.whole(*EXPERTS, high=10**5)
+    active = f.whole(*ACTIVE, high=10**5)
     if active > experts:
         raise f.error(f"{active} experts per token of only {experts} experts")
-    width = f.int("moe_intermediate_size", "expert_intermediate_size", "intermediate_size", "ffn_hidden_size")
-    own = f.int_or_none(
+    width = f.whole("moe_intermediate_size", "expert_intermediate_size", "intermediate_size", "ffn_hidden_size")
+    own = f.whole_or_none(
         "shared_expert_intermediate_size",
         "shared_experts_intermediate_size",
         "shared_intermediate_size",
@@ -98,7 +102,7 @@ def read_moe(
         "moe_shared_width",
         low=0,
     )
-    number = f.int("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert",
+    number = f.whole("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert",
                    default=default_shared, low=0, high=1000)  # fmt: skip
     shared = own if own is not None else number * width
     return MoeShape(
@@ -111,7 +115,7 @@ def read_moe(
         router_bias=router_bias,
         expert_bias=expert_bias,
         shared_gate=shared_gate,
-        latent=f.int_or_none("moe_latent_size", "routed_expert_hidden_size"),
+        latent=f.whole_or_none("moe_latent_size", "routed_expert_hidden_size"),
         latent_norm=f.flag("latent_moe_use_norm", default=False),
     )
 
@@ -132,10 +136,10 @@ def moe_layers(f: Fields, *, first_dense: int = 0, step_from_one: bool = False) 
     listed = f.raw("moe_layers", "moe_layers_enum")
     if listed:
         return _listed(f, listed)
-    first = f.int("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", default=first_dense, low=0)
+    first = f.whole("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", default=first_dense, low=0)
     last = f.raw("moe_layer_end_index")
-    end = n if last in (None, -1) else f.int("moe_layer_end_index", low=0) + 1
-    every = f.int(
+    end = n if last in (None, -1) else f.whole("moe_layer_end_index", low=0) + 1
+    every = f.whole(
         "moe_layer_freq", "decoder_sparse_step", "moe_layer_interval", "interleave_moe_layer_step", default=1, low=0
     )
     if every == 0:

@@ -26,9 +26,9 @@ def _layer(f: Fields, block: Fields) -> Part:
         if half.flag("replace_with_linear", default=False) or half.has("sparsify"):
             raise half.error(f"{half.path}replace_with_linear and sparsify are not known", "leave them out")
     if not a.flag("no_op", default=False):
-        per_group = a.int("n_heads_in_group")
+        per_group = a.whole("n_heads_in_group")
         kv = f.divided(f.heads, per_group, "attention heads by n_heads_in_group")
-        window = a.int_or_none("window_length")
+        window = a.whole_or_none("window_length")
         part += attention(read_shape(f.over(num_key_value_heads=kv), window_tokens=window)) + norms(f.hidden, 1)
     if not ff.flag("no_op", default=False):
         part += mlp(f.hidden, _width(f.hidden, ff)) + norms(f.hidden, 1)
@@ -38,7 +38,7 @@ def _layer(f: Fields, block: Fields) -> Part:
 def _width(hidden: int, ff: Fields) -> int:
     """The class gives the width as a multiple of hidden, counted before the gate's two thirds, rounded up to 256."""
     if ff.has("intermediate_size"):
-        return ff.int("intermediate_size")
+        return ff.whole("intermediate_size")
     multiple = ff.number("ffn_mult", default=0.0)
     if not 0 < multiple < 1000:
         raise ff.error(f"{ff.path}ffn_mult must be above 0")

@@ -8,10 +8,13 @@ short convolution (kernel - 1 inputs) in the model's own precision.
 
 from __future__ import annotations
 
+from typing import Final
+
 from planner.perf.arch import Linear, Recurrent
 from planner.perf.families.base import Fields, Part
 
 FLOP_PER_STATE_ELEMENT = 6
+G: Final = "linear_attn"
 _DTYPE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 
 
@@ -23,21 +26,20 @@ def _state_dtype_bytes(f: Fields) -> float:
 
 
 def gdn(f: Fields) -> Part:
-    """Gated delta net (Qwen3-Next, Qwen3.5 and later): grouped keys, one decay and one write strength per value head."""
+    """Gated delta net (Qwen3-Next, Qwen3.5 and later): grouped keys, one decay and one strength per value head."""
     h = f.hidden
-    k_heads, v_heads = f.int("linear_num_key_heads"), f.int("linear_num_value_heads")
-    dk, dv = f.int("linear_key_head_dim"), f.int("linear_value_head_dim")
-    kernel = f.int("linear_conv_kernel_dim", default=4, high=1000)
+    k_heads, v_heads = f.whole("linear_num_key_heads"), f.whole("linear_num_value_heads")
+    dk, dv = f.whole("linear_key_head_dim"), f.whole("linear_value_head_dim")
+    kernel = f.whole("linear_conv_kernel_dim", default=4, high=1000)
     if v_heads % k_heads:
         raise f.error(f"{v_heads} linear value heads do not divide into {k_heads} key heads")
     conv = 2 * k_heads * dk + v_heads * dv
-    g = "linear_attn"
     linears = (
-        Linear("in_proj_qkv", g, h, conv, "column", k_heads),
-        Linear("in_proj_z", g, h, v_heads * dv, "column", v_heads),
-        Linear("in_proj_b", g, h, v_heads, "column", v_heads),
-        Linear("in_proj_a", g, h, v_heads, "column", v_heads),
-        Linear("out_proj", g, v_heads * dv, h, "row", v_heads),
+        Linear("in_proj_qkv", G, h, conv, "column", k_heads),
+        Linear("in_proj_z", G, h, v_heads * dv, "column", v_heads),
+        Linear("in_proj_b", G, h, v_heads, "column", v_heads),
+        Linear("in_proj_a", G, h, v_heads, "column", v_heads),
+        Linear("out_proj", G, v_heads * dv, h, "row", v_heads),
     )
     state = v_heads * dk * dv
     mixer = Recurrent(
@@ -57,19 +59,18 @@ def kda(
 ) -> Part:
     """Kimi delta attention: a delta net whose decay is per channel. Gates are low rank unless `full_*`."""
     h, d = f.hidden, heads * head_dim
-    g = "linear_attn"
 
     def gate(name: str, full: bool) -> list[Linear]:
         if full:
-            return [Linear(f"{name}_proj", g, h, d, "column", heads)]
+            return [Linear(f"{name}_proj", G, h, d, "column", heads)]
         return [
-            Linear(f"{name}_a_proj", g, h, head_dim, "replicated"),
-            Linear(f"{name}_b_proj", g, head_dim, d, "column", heads),
+            Linear(f"{name}_a_proj", G, h, head_dim, "replicated"),
+            Linear(f"{name}_b_proj", G, head_dim, d, "column", heads),
         ]
 
-    linears = [Linear(n, g, h, d, "column", heads) for n in ("q_proj", "k_proj", "v_proj")]
-    linears += [*gate("f", full_forget), Linear("b_proj", g, h, heads, "column", heads), *gate("g", full_gate)]
-    linears.append(Linear("o_proj", g, d, h, "row", heads))
+    linears = [Linear(n, G, h, d, "column", heads) for n in ("q_proj", "k_proj", "v_proj")]
+    linears += [*gate("f", full_forget), Linear("b_proj", G, h, heads, "column", heads), *gate("g", full_gate)]
+    linears.append(Linear("o_proj", G, d, h, "row", heads))
     state = heads * head_dim * head_dim
     mixer = Recurrent(
         "kda",
@@ -96,12 +97,11 @@ def mamba2(
 ) -> Part:
     """Mamba-2: one projection makes gate, input, B, C and time step; B and C are shared by the heads of a group."""
     h, inner, shared = f.hidden, heads * head_dim, 2 * groups * state_dim
-    g = "linear_attn"
     linears = (
-        Linear("in_proj", g, h, 2 * inner + heads, "column", heads, bias=proj_bias),
+        Linear("in_proj", G, h, 2 * inner + heads, "column", heads, bias=proj_bias),
         # B and C: the same matrix in the checkpoint, but groups are replicated where there are more ranks than groups.
-        Linear("in_proj", g, h, shared, "column", groups, bias=proj_bias, replicate_units=True),
-        Linear("out_proj", g, inner, h, "row", heads, bias=proj_bias),
+        Linear("in_proj", G, h, shared, "column", groups, bias=proj_bias, replicate_units=True),
+        Linear("out_proj", G, inner, h, "row", heads, bias=proj_bias),
     )
     state = heads * head_dim * state_dim
     mixer = Recurrent(
@@ -121,11 +121,10 @@ def mamba2(
 def lightning(f: Fields, *, heads: int, head_dim: int) -> Part:
     """Lightning attention (MiniMax-Text-01): plain linear attention with a fixed decay and an output gate."""
     h, d = f.hidden, heads * head_dim
-    g = "linear_attn"
     linears = (
-        Linear("qkv_proj", g, h, 3 * d, "column", heads),
-        Linear("output_gate", g, h, d, "column", heads),
-        Linear("out_proj", g, d, h, "row", heads),
+        Linear("qkv_proj", G, h, 3 * d, "column", heads),
+        Linear("output_gate", G, h, d, "column", heads),
+        Linear("out_proj", G, d, h, "row", heads),
     )
     state = heads * head_dim * head_dim
     mixer = Recurrent("lightning", heads, state, 0, float(FLOP_PER_STATE_ELEMENT * state))
@@ -135,10 +134,9 @@ def lightning(f: Fields, *, heads: int, head_dim: int) -> Part:
 def shortconv(f: Fields, *, kernel: int, bias: bool) -> Part:
     """Gated short convolution (LFM2): no recurrence, only the last kernel - 1 inputs are kept."""
     h = f.hidden
-    g = "linear_attn"
     linears = (
-        Linear("in_proj", g, h, 3 * h, "column", h, bias=bias),
-        Linear("out_proj", g, h, h, "row", h, bias=bias),
+        Linear("in_proj", G, h, 3 * h, "column", h, bias=bias),
+        Linear("out_proj", G, h, h, "row", h, bias=bias),
     )
     mixer = Recurrent("shortconv", h, 0, h * (kernel - 1), float(2 * h * kernel))
     return Part(linears, mixer=mixer, other_params=h * (kernel + (1 if bias else 0)))

@@ -26,10 +26,10 @@ def minimax_m3(f: Fields, t: Traits) -> Read:
     full = attention(read_shape(f, qk_norm="head"))
     mixers = [full] * n
     if any(sparse):
-        index_heads = s.int("sparse_num_index_heads", "index_n_heads")
-        index_dim = s.int("sparse_index_dim", "index_head_dim")
-        block = s.int("sparse_block_size", "index_block_size")
-        blocks = s.int("sparse_topk_blocks", "index_topk_blocks")
+        index_heads = s.whole("sparse_num_index_heads", "index_n_heads")
+        index_dim = s.whole("sparse_index_dim", "index_head_dim")
+        block = s.whole("sparse_block_size", "index_block_size")
+        blocks = s.whole("sparse_topk_blocks", "index_topk_blocks")
         assert isinstance(full.mixer, Attention)
         mixer = replace(full.mixer, topk_tokens=block * blocks, indexer_heads=index_heads, indexer_dim=index_dim)
         indexer = (
@@ -55,10 +55,10 @@ def mistral_large4(f: Fields, t: Traits) -> Read:
         raise f.error(f"{f.path}kv_source_layers must name an earlier layer or the layer itself")
     roped = f.items("no_rope_layers", int, length=n)
     if roped is None:
-        every = f.int("no_rope_layer_interval", default=4)
+        every = f.whole("no_rope_layer_interval", default=4)
         roped = [int((i + 1) % every != 0) for i in range(n)]
     own_index = index_layers(f)
-    rope, nope = f.int("qk_rope_head_dim", low=0), f.int("qk_nope_head_dim", low=0)
+    rope, nope = f.whole("qk_rope_head_dim", low=0), f.whole("qk_nope_head_dim", low=0)
     feeds, around = feed_forwards(f, t), norms(h, 2)
     parts = []
     for i in range(n):
@@ -74,7 +74,7 @@ def mistral_large4(f: Fields, t: Traits) -> Read:
 
 
 def _temperatures(f: Fields, indexed: bool) -> int:
-    return f.heads + (f.int("index_n_heads") if indexed else 0)
+    return f.heads + (f.whole("index_n_heads") if indexed else 0)
 
 
 def _borrowed(part: Part) -> Part:
@@ -91,16 +91,16 @@ def dots3(f: Fields, t: Traits) -> Read:
     listed = f.items("layer_types", str, length=n)
     if listed is None:
         listed = ["full_attention" if i < 2 or i % 4 == 1 else "sliding_attention" for i in range(n)]
-    window = f.int("sliding_window", "sliding_window_size", default=512)
-    head_dim = f.int("swa_head_dim", default=256)
-    nope = f.int("swa_qk_nope_head_dim", default=192)
+    window = f.whole("sliding_window", "sliding_window_size", default=512)
+    head_dim = f.whole("swa_head_dim", default=256)
+    nope = f.whole("swa_qk_nope_head_dim", default=192)
     small = f.over(
-        num_attention_heads=f.int("swa_num_attention_heads", default=64),
-        q_lora_rank=f.int("swa_q_lora_rank", default=1024),
-        kv_lora_rank=f.int("swa_kv_lora_rank", default=1024),
+        num_attention_heads=f.whole("swa_num_attention_heads", default=64),
+        q_lora_rank=f.whole("swa_q_lora_rank", default=1024),
+        kv_lora_rank=f.whole("swa_kv_lora_rank", default=1024),
         qk_nope_head_dim=nope,
-        qk_rope_head_dim=f.int("swa_qk_rope_head_dim", default=head_dim - nope, low=0),
-        v_head_dim=f.int("swa_v_head_dim", default=128),
+        qk_rope_head_dim=f.whole("swa_qk_rope_head_dim", default=head_dim - nope, low=0),
+        v_head_dim=f.whole("swa_v_head_dim", default=128),
         index_topk=None,
     )
     made = {}
@@ -113,7 +113,7 @@ def dots3(f: Fields, t: Traits) -> Read:
             part = replace(part, mixer=replace(part.mixer, window_tokens=window))
         # One output gate per head, and a norm on the rope part of the key.
         gate = Linear("g_proj", "attn", fields.hidden, fields.heads, "column", fields.heads)
-        made[kind] = part + Part((gate,), norm_params=fields.int("qk_rope_head_dim", low=0))
+        made[kind] = part + Part((gate,), norm_params=fields.whole("qk_rope_head_dim", low=0))
     feeds, around = feed_forwards(f, t), norms(f.hidden, 2)
     parts = [made[k] + ff + around for k, ff in zip(listed, feeds, strict=True)]
     return Read(group([(label(p), p) for p in parts]))

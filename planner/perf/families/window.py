@@ -10,11 +10,12 @@ from typing import Literal
 
 from planner.perf.families.base import Fields
 
-Rule = Literal["none", "all", "alternate", "period", "switched", "chunked"]
+Rule = Literal["none", "all", "alternate", "period", "first_and_period", "switched", "chunked"]
 """How `sliding_window` is meant where the config has no list of layer kinds.
 
 none: the class ignores it; all: every layer; alternate: even layers (Gemma-2, gpt-oss); period: all but every n-th
-(Gemma-3, Command-A, OLMo-3, EXAONE-4); switched: only where use_sliding_window is true (Qwen2/3); chunked: all layers
+(Gemma-3, Command-A, OLMo-3, EXAONE-4); first_and_period: the same, and the first sees everything too
+(MiMo-V2); switched: only where use_sliding_window is true (Qwen2/3); chunked: all layers
 with rope attend within chunks (Llama-4).
 """
 
@@ -25,9 +26,12 @@ def windows(f: Fields, rule: Rule, *, period: int = 0) -> list[int | None]:
     """Window in tokens per layer, None for full attention."""
     n = f.layers
     if rule == "chunked":
-        chunk = f.int_or_none("attention_chunk_size")
+        chunk = f.whole_or_none("attention_chunk_size")
         return [chunk if roped else None for roped in _roped(f)]
-    window = f.int_or_none("sliding_window", "sliding_window_size", low=0) or None
+    window = f.whole_or_none("sliding_window", "sliding_window_size", low=0) or None
+    pattern = f.items("hybrid_layer_pattern", int, length=n) if rule == "first_and_period" else None
+    if pattern is not None:
+        return [window if x else None for x in pattern]
     kinds = f.items("layer_types", str, length=n) if rule != "none" else None
     if kinds is not None and any(k in _SLIDING for k in kinds):
         if window is None:
@@ -44,10 +48,11 @@ def windows(f: Fields, rule: Rule, *, period: int = 0) -> list[int | None]:
     if rule == "switched":
         if not f.flag("use_sliding_window", default=False):
             return [None] * n
-        first = f.int("max_window_layers", default=n, low=0)
+        first = f.whole("max_window_layers", default=n, low=0)
         return [window if i >= first else None for i in range(n)]
     every = _period(f, period)
-    return [None if (i + 1) % every == 0 else window for i in range(n)]
+    opens = rule == "first_and_period"
+    return [None if (i + 1) % every == 0 or (opens and i == 0) else window for i in range(n)]
 
 
 def _period(f: Fields, default: int) -> int:
@@ -57,7 +62,7 @@ def _period(f: Fields, default: int) -> int:
         if not pattern or set(pattern) - {"L", "G"}:
             raise f.error(f"{f.path}sliding_window_pattern must be letters L and G, not {pattern!r}")
         return len(pattern)
-    return f.int("sliding_window_pattern", "_sliding_window_pattern", default=default, low=1)
+    return f.whole("sliding_window_pattern", "_sliding_window_pattern", default=default, low=1)
 
 
 def _roped(f: Fields) -> list[bool]:
@@ -68,5 +73,5 @@ def _roped(f: Fields) -> list[bool]:
         if len(listed) != n:
             raise f.error(f"{f.path}no_rope_layers has {len(listed)} entries for {n} layers")
         return [x != 0 for x in listed]
-    every = f.int("no_rope_layer_interval", default=4)
+    every = f.whole("no_rope_layer_interval", default=4)
     return [(i + 1) % every != 0 for i in range(n)]

@@ -41,7 +41,7 @@ def budget_for_itl(
     prompt_tokens: float,
     largest_tokens: int = 65536,
 ) -> int | None:
-    """Largest token budget (a multiple of 64, above `decode_seqs`) whose full step takes at most `itl_s`; None: none does."""
+    """Largest token budget (a multiple of 64, above `decode_seqs`) whose full step takes at most `itl_s`, or None."""
 
     def fits(budget: int) -> bool:
         return itl_s >= table.token_s + full_step_s(

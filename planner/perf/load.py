@@ -27,7 +27,8 @@ LOAD_CAP = 0.8
 TTFT_SAFETY = 1.0
 _Z = np.array([-2.33, -1.28, -0.67, 0.0, 0.67, 1.28, 2.33])
 _Z_WEIGHTS = np.array([0.04, 0.16, 0.2, 0.2, 0.2, 0.16, 0.04])
-_LEVELS = 160
+_LEVELS = 110
+"""Of the backlog chain: its cost grows with the cube, and beyond a few hundred LAPACK starts threads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,6 +133,30 @@ class LoadModel:
         else:
             self.step = np.zeros(1)
         self.lambda_max = self._lambda_max()
+        self._typical_n = min(self.slots, 8) if decoding else 0
+        self._knots = sorted({1, max(1, self.slots // 4), max(1, self.slots // 2), self.slots}) if decoding else [0]
+        if self.prefills:
+            works = [self.prompts_s(float(k)) for k in self._knots]
+            self._work_means = [g.mean(w) for w in works]
+            self._work_seconds = [g.mean(w**2) for w in works]
+            self._attention_means = [
+                g.mean(
+                    prompt_attention_s(
+                        pool.table,
+                        chunk_tokens=self.chunk(float(k)),
+                        start_tokens=g.cached_tokens,
+                        prefill_tokens=g.prefill_tokens,
+                    )
+                )
+                for k in self._knots
+            ]
+        order = np.argsort(self.gaps, kind="stable")
+        o, w = self.gaps[order], g.weights[order]
+        # E[min(o, o')] = sum over o of o x (chance that this one is the smaller)
+        above = 1 - np.cumsum(w)
+        self.overlap_ratio = float((o * w) @ (2 * above + w)) / g.mean(self.gaps) if decoding else 1.0
+        # Variance of arrivals over long stretches, halfway to the plain Poisson one for spread-out answers.
+        self.burst_ratio = 1 + (2 * self.batch_mean - 2) * self.overlap_ratio
 
     def _slots(self) -> int:
         """Sequences in service at most: the cap, or as many as the cache holds at the mean plus one sigma."""
@@ -191,19 +216,43 @@ class LoadModel:
         n = np.arange(1, self.slots + 1, dtype=np.float64)
         left = np.ones_like(n)
         if self.prefills:
-            knots = np.unique(np.array([1, self.slots // 4, self.slots // 2, self.slots]).clip(1))
-            g = self.grid
+            g, mixed = self.grid, self.pool.table.linear_mixed
             typical = g.mean(g.prefill_tokens)
             p = []
-            for k in knots:
+            for k, alone, attention in zip(self._knots, self._work_means, self._attention_means, strict=True):
                 # Prompts that arrive during a prompt's step share the next one.
-                merged = typical * (1 + rate_per_s * float(self.step[int(k) - 1] + g.mean(self.prompts_s(float(k)))))
-                p.append(g.mean(self.prompts_s(float(k), min(merged, self.chunk(float(k))))))
-            left = np.maximum(1 - rate_per_s * np.interp(n, knots, p), 0.02)
+                beside, step = self.beside(k), float(self.step[k - 1])
+                merged = min(typical * (1 + rate_per_s * (step + alone)), self.chunk(k))
+                sizes = np.minimum(np.maximum(g.prefill_tokens, merged), self.chunk(k))
+                base = float(self.pool.table.linear_decode(beside)) if beside else 0.0
+                p.append(
+                    float((g.weights * g.prefill_tokens) @ ((along(mixed, beside + sizes) - base) / sizes)) + attention
+                )
+            left = np.maximum(1 - rate_per_s * np.interp(n, self._knots, p), 0.02)
         departures = n * left / (self.mean_steps * self.step)
-        departures[-1] = max(departures[-1], rate_per_s * 1.0001) if rate_per_s < self.lambda_max else departures[-1]
         departures[-1] = self.lambda_max / self.pool.lockstep_ranks
-        return birth_death(rate_per_s=rate_per_s, departures_per_s=departures)
+        return birth_death(rate_per_s=rate_per_s, departures_per_s=departures, dispersion=self._dispersion(rate_per_s))
+
+    def _work(self, decodes: float) -> tuple[float, float]:
+        """Mean and second moment of the seconds that a prompt adds to steps, at this many decodes."""
+        return float(np.interp(decodes, self._knots, self._work_means)), float(
+            np.interp(decodes, self._knots, self._work_seconds)
+        )
+
+    def _dispersion(self, rate_per_s: float) -> float:
+        """How much wider than the chain's the running batch spreads, because a busy prompt queue slows all at once.
+
+        Over an answer's time T, N arrivals bring work L = sum S. n = N + lambda L / (1 - rho), so
+        Var n / (lambda T) = (1 + lambda^2 Var S) / (1 - rho)^2; shared noise passes answers of different lengths by
+        E[min(o, o')] / E[o] (1 for equal ones), the chain's own noise is there already.
+        """
+        if not self.prefills:
+            return self.burst_ratio
+        mean, second = self._work(self._typical_n)
+        var = max(second - mean**2, 0.0)
+        rho = min(rate_per_s * mean, 0.9)
+        shared = (1 + rate_per_s**2 * var) / (1 - rho) ** 2
+        return self.burst_ratio * (1 + self.overlap_ratio * (shared - 1))
 
     def backlog(self, rate_per_s: float, decodes: float) -> tuple[Backlog, float]:
         """The prompt backlog beside a steady number of decodes, and seconds of prefill attention per token."""
@@ -279,7 +328,9 @@ class LoadModel:
         figures = []
         for cls, grid in zip(self.classes, self.grids, strict=True):
             ttft = self._ttft(grid, run, backlog)
-            figures.append(self._class(cls.name, grid, run=run, ttft=ttft, itl=itl_pool, e2e=e2e))
+            figures.append(
+                self._class(cls.name, grid, run=run, backlog=backlog, rate=rate, ttft=ttft, itl=itl_pool, e2e=e2e)
+            )
         var_n = float(p @ n**2) - mean_n**2
         kv_mean, kv_sd = mean_n * self.kv_mean, math.sqrt(mean_n * self.kv_var + var_n * self.kv_mean**2)
         room = self.pool.kv_capacity
@@ -290,12 +341,7 @@ class LoadModel:
             if self.mean_steps
             else 0.0
         )
-        busy = (
-            rate
-            * self.grid.mean(self.prompts_s(mean_n, min(self.chunk(mean_n), self.grid.mean(self.grid.prefill_tokens))))
-            if self.prefills
-            else 0.0
-        )
+        busy = rate * self._work(mean_n)[0] if self.prefills else 0.0
         return LoadResult(
             rate_per_s,
             self.lambda_max,
@@ -420,8 +466,19 @@ class LoadModel:
         values = np.concatenate([base, (base[:, None] + long[None]).ravel()])
         return values, np.concatenate([weights * (1 - some), ((weights * some)[:, None] * density[None]).ravel()])
 
-    def _class(self, name: str, grid: Requests, *, run: Running, ttft: Spread, itl: Spread, e2e: bool) -> ClassFigures:
-        tpot = self._tpot(grid, run, itl)
+    def _class(
+        self,
+        name: str,
+        grid: Requests,
+        *,
+        run: Running,
+        backlog: Backlog | None,
+        rate: float,
+        ttft: Spread,
+        itl: Spread,
+        e2e: bool,
+    ) -> ClassFigures:
+        tpot = self._tpot(grid, run, backlog, itl, rate)
         gaps = np.maximum(grid.output_tokens - 1, 0.0)
         whole = None
         if e2e:
@@ -460,49 +517,73 @@ class LoadModel:
                 w[:, None, None] * np.full(3, 1 / 3)[None, :, None] * slot_w[None, None, :],
                 "next step, slot wait",
             )
-        prompts, prompt_w = _strata_of(*_sorted(grid.prefill_tokens, grid.weights), 24)
+        prompts, prompt_w = _strata_of(*_sorted(grid.prefill_tokens, grid.weights), 16)
         K, level, step_s = backlog.chunk_levels, backlog.level_tokens, backlog.step_s
-        ahead, ahead_w = _levels(backlog.at_arrivals, 32)
+        ahead, ahead_w = _levels(backlog.at_arrivals, 24)
         taken = np.minimum(ahead, K)
         now = np.interp(taken, np.arange(K + 1), step_s)
         if step_s[0] == 0.0:  # an idle replica starts at once
             now = np.where(ahead < 0.5, 0.0, now)
-        left = np.array([1, 3, 5]) / 6
-        # Levels still ahead when the step under way ends: what it leaves, and what came before this arrival.
-        behind = (ahead - taken)[:, None] + backlog.mean_arrivals * now[:, None] * (1 - left)[None, :]
-        total = behind[:, :, None] + np.maximum(prompts / level, 0.5)[None, None, :]
+        left = np.array([1, 3]) / 4
+        # Prompts that came before this one during the step under way: none, one, two or more, at the mean size.
+        mean_prompt = float(self.grid.mean(self.grid.prefill_tokens)) / level
+        prompts_per_s = backlog.mean_arrivals / mean_prompt
+        before_w = _poisson3(prompts_per_s * now[:, None] * (1 - left)[None, :])
+        behind = (ahead - taken)[:, None, None] + np.array([0.0, 1.0, 2.2]) * mean_prompt
+        total = behind[:, :, :, None] + np.maximum(prompts / level, 1e-3)[None, None, None, :]
         steps = np.ceil(total / K - 1e-9)
-        before = now[:, None, None] * left[None, :, None] + (steps - 1) * step_s[K]
+        wait = now[:, None, None, None] * left[None, :, None, None] + (steps - 1) * step_s[K]
         rest = total - (steps - 1) * K
-        # Prompts that arrive meanwhile fill up the last step.
-        last = np.minimum(rest + backlog.mean_arrivals * before, K)
-        time = before + np.interp(
-            last, np.arange(K + 1), np.concatenate([[step_s[1] if step_s[0] == 0 else step_s[0]], step_s[1:]])
+        # Prompts that arrive until its last step starts fill that step up.
+        none_later = np.exp(-prompts_per_s * wait)
+        knots = np.concatenate([[0.0, 1e-3], np.arange(1, K + 1)])
+        curve = np.concatenate([[step_s[0], 2 * step_s[1] - step_s[2] if K > 1 else step_s[1]], step_s[1:]])
+        alone = wait + np.interp(rest, knots, curve)
+        joined = wait + np.interp(
+            np.minimum(rest + np.maximum(mean_prompt, backlog.mean_arrivals * wait), K), knots, curve
         )
-        w = ahead_w[:, None, None] * np.full(3, 1 / 3)[None, :, None] * prompt_w[None, None, :]
-        values = time[..., None] + slot + host
-        return spread(values, w[..., None] * slot_w, "prompt backlog chain")
+        w = (ahead_w[:, None, None] * (before_w / 2))[..., None] * prompt_w
+        first = spread(
+            np.stack([alone, joined]), np.stack([w * none_later, w * (1 - none_later)]), "prompt backlog chain"
+        )
+        if len(slot) > 1:
+            nodes, nodes_w = _nodes(first, 40)
+            first = spread(
+                nodes[:, None] + slot[None, :], nodes_w[:, None] * slot_w[None, :], "prompt backlog chain, slot wait"
+            )
+        return first.shifted(host + self.pool.table.stream_s * (run.mean + 1))
 
-    def _tpot(self, grid: Requests, run: Running, itl: Spread) -> Spread:
+    def _tpot(self, grid: Requests, run: Running, backlog: Backlog | None, itl: Spread, rate: float) -> Spread:
         """A request's mean gap: the mean at its batch, and the luck of how many prompts it met."""
         if self.mean_steps == 0:
             return spread([0.0, 0.0], [1.0, 1.0], "no gaps", mean=0.0)
         nodes, weights = self._nodes(run)
         base = np.interp(nodes, np.arange(1, len(self.step) + 1), self.step)
-        mean = float(weights @ base)
-        centre = base / mean * itl.mean
-        # Variance of one gap about its batch's mean.
-        dw = np.diff(np.concatenate([[0.0], itl.cumulative]))
-        var = max(float(dw @ (itl.values - itl.mean) ** 2) / max(float(dw.sum()), 1e-9), 0.0)
         gaps = np.maximum(grid.output_tokens - 1, 0.0)
         keep = gaps >= 1
         if not keep.any():
             return spread([0.0, 0.0], [1.0, 1.0], "no gaps", mean=0.0)
-        o, o_w = _strata_of(*_sorted(gaps[keep], grid.weights[keep]), 8)
-        sd = np.sqrt(var / o)
-        values = centre[:, None, None] + sd[None, :, None] * _Z[None, None, :]
-        w = weights[:, None, None] * o_w[None, :, None] * _Z_WEIGHTS[None, None, :]
-        return spread(np.maximum(values, base.min() / self.per_step), w, "gaps averaged over the answer", mean=itl.mean)
+        o, o_w = _strata_of(*_sorted(gaps[keep], grid.weights[keep]), 9)
+        # o steps of work x = o t / E take a busy period of the prompts that come meanwhile, after those there already:
+        # mean (x + W) / (1 - rho), variance (x + W) lambda E[S^2] / (1 - rho)^3, as a gamma.
+        x = o[None, :] * base[:, None] / self.per_step
+        if backlog is None:
+            mean, sd = x[:, :, None], np.zeros_like(x)[:, :, None]
+            wait_w = np.ones(1)
+        else:
+            # W is what a prompt leaves behind, in time added to steps: as much as it found (nodes of the backlog).
+            levels, wait_w = _levels(backlog.at_arrivals, 7)
+            wait = levels * (backlog.step_s[-1] - backlog.step_s[0]) / backlog.chunk_levels
+            work, work2 = self._work(run.mean)
+            rho = min(rate * work, 0.95)
+            start = x[:, :, None] + wait[None, None, :]
+            mean = start / (1 - rho)
+            sd = np.sqrt(start * rate * work2 / (1 - rho) ** 3)
+        k = np.maximum((mean / np.maximum(sd, 1e-12)) ** 2, 1e-3)[..., None]
+        cube = np.maximum(1 - 1 / (9 * k) + _Z / (3 * np.sqrt(k)), 0.0) ** 3
+        values = np.maximum(mean[..., None] * cube, x[:, :, None, None]) / o[None, :, None, None]
+        w = weights[:, None, None, None] * o_w[None, :, None, None] * wait_w[None, None, :, None] * _Z_WEIGHTS
+        return spread(values, w, "delay busy period", mean=itl.mean).shifted(self.pool.table.token_s)
 
     # ------------------------------------------------------------ capacity
 
@@ -580,6 +661,19 @@ def _strata_of(values: Floats, weights: Floats, count: int) -> tuple[Floats, Flo
 
 def _levels(p: Floats, count: int) -> tuple[Floats, Floats]:
     return _strata_of(np.arange(len(p), dtype=np.float64), p, count)
+
+
+def _poisson3(mean: Floats) -> Floats:
+    """P(0), P(1), P(2 or more) along a new last axis."""
+    none = np.exp(-mean)
+    one = mean * none
+    return np.stack([none, one, np.maximum(1 - none - one, 0.0)], axis=-1)
+
+
+def _nodes(s: Spread, count: int) -> tuple[Floats, Floats]:
+    """A spread on a few nodes, finer towards the top."""
+    edges = np.concatenate([np.linspace(0, 0.9, count - 5), [0.95, 0.98, 0.99, 0.996, 0.999, 1.0]])
+    return np.interp((edges[1:] + edges[:-1]) / 2, s.cumulative, s.values), np.diff(edges)
 
 
 def _exponential_nodes(probability: float, rate_per_s: float) -> tuple[Floats, Floats]:

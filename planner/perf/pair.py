@@ -18,7 +18,7 @@ from planner.perf.traffic import ClassLoad
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairResult:
-    """Figures of requests that pass through one prefill replica at `prefill.rate` and one decode replica at `decode.rate`."""
+    """Requests that pass through one prefill replica at its rate and one decode replica at its own."""
 
     prefill: LoadResult
     decode: LoadResult

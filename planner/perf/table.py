@@ -46,7 +46,8 @@ class StepTable:
         time per step (not per sequence) is interpolated.
     prefill_attention: query-key pairs of one chunk -> s.
     request_s: host time per request that enters (tokenise, schedule, HTTP), added to its TTFT, not to the step.
-    token_s: host time per streamed token outside the step (detokenise, HTTP).
+    token_s: host time per streamed token outside the step (detokenise, HTTP), part of every gap a client sees.
+    stream_s: host time per concurrent stream, added to TTFT.
     """
 
     linear_decode: Curve
@@ -56,6 +57,7 @@ class StepTable:
     prefill_attention: Curve
     request_s: float = 0.0
     token_s: float = 0.0
+    stream_s: float = 0.0
     # Interpolated decode curves by batch size, filled on use: a cache, not state (results do not depend on it).
     _cache: dict[int, Curve] = field(default_factory=dict, repr=False, compare=False, hash=False)
 

@@ -1,0 +1,84 @@
+"""Streams of requests in order of arrival: synthetic by class, or the rows of a trace."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from planner.errors import UserError
+from planner.intent.traces import TraceRow
+from planner.perf.traffic import BLOCK_TOKENS, ClassLoad
+from planner.simulate.requests import Request
+
+_CHUNK = 8192
+
+
+def synthetic(classes: Sequence[ClassLoad], *, requests: int, seed: int, replicas: int) -> Iterator[Request]:
+    """Classes' own arrival processes, superposed: gamma gaps with each class's CV (1 is Poisson)."""
+    streams = [_stream(c, i, np.random.default_rng([seed, i]), replicas) for i, c in enumerate(classes)]
+    merged = streams[0] if len(streams) == 1 else heapq.merge(*streams)
+    for index, (at, cls, inputs, cached, outputs, thinking) in enumerate(merged):
+        if index == requests:
+            return
+        yield Request(index, at, cls, inputs, cached, outputs, thinking)
+
+
+def _stream(
+    c: ClassLoad, cls: int, rng: np.random.Generator, replicas: int
+) -> Iterator[tuple[float, int, int, int, int, int]]:
+    now = 0.0
+    mean = 1.0 / c.rate_per_s
+    shape = 1.0 / c.arrivals_cv**2
+    while True:
+        gaps = rng.exponential(mean, _CHUNK) if shape == 1.0 else rng.gamma(shape, mean / shape, _CHUNK)
+        times = now + np.cumsum(gaps)
+        now = float(times[-1])
+        s = c.sample(rng, _CHUNK, replicas=replicas)
+        yield from zip(
+            times.tolist(),
+            [cls] * _CHUNK,
+            s.input_tokens.astype(np.int64).tolist(),
+            s.cached_tokens.astype(np.int64).tolist(),
+            s.output_tokens.astype(np.int64).tolist(),
+            s.thinking_tokens.astype(np.int64).tolist(),
+            strict=True,
+        )
+
+
+def replayed(
+    rows: Iterable[TraceRow], *, rate_scale: float, hits: bool, here_ratio: float, seed: int, thin: int = 1
+) -> Iterator[Request]:
+    """A trace's own arrivals, faster by `rate_scale`; `thin` > 1 keeps each row with probability 1/thin.
+
+    Prefix hits deeper than a trace's first block (512 tokens) come with probability `here_ratio` (1 under affinity,
+    1/replicas under round-robin).
+    """
+    rng = np.random.default_rng([seed, 7])
+    first: float | None = None
+    index = 0
+    luck: list[float] = []
+    for row in rows:
+        if row.time_s is None:
+            raise UserError(
+                "trace", "a trace without timestamps cannot be replayed", None, (), ("give a rate instead",)
+            )
+        if not luck:
+            luck = rng.random(_CHUNK).tolist()
+        if thin > 1 and luck.pop() * thin >= 1:
+            continue
+        if first is None:
+            first = row.time_s
+        cached = 0
+        if hits and row.hit_tokens:
+            if not luck:
+                luck = rng.random(_CHUNK).tolist()
+            cached = row.hit_tokens if luck.pop() < here_ratio else min(row.hit_tokens, 512)
+            cached = min(cached // BLOCK_TOKENS * BLOCK_TOKENS, row.input_tokens - 1)
+        yield Request(index, (row.time_s - first) / rate_scale, 0, row.input_tokens, cached, row.output_tokens, 0)
+        index += 1
+
+
+Source = Callable[[int], Iterator[Request]]
+"""Seed -> a fresh stream."""

@@ -1,0 +1,180 @@
+"""Replicas behind a router, pools that hand over to each other, replicas that fail."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from planner.perf.pool import Handover, PoolSpec
+from planner.simulate.engine import INF, Replica
+from planner.simulate.requests import Ledger, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One replica of a pool is lost at a time; it is back after `reload_s` (infinite: not in this run)."""
+
+    pool: int
+    at_s: float
+    reload_s: float = INF
+
+
+class Pool:
+    """Replicas of one kind and how requests are spread over them."""
+
+    def __init__(self, spec: PoolSpec, replicas: int, ledger: Ledger, *, routing: str, max_waiting: int | None) -> None:
+        self.spec = spec
+        self.ledger = ledger
+        self.routing = routing
+        self.max_waiting = max_waiting
+        self.replicas = [Replica(spec, ledger, max_waiting=max_waiting) for _ in range(replicas)]
+        self.turn = 0
+        self.lazy = routing == "round-robin" and spec.role != "prefill"
+        """Round-robin replicas do not depend on each other: each is advanced when a request reaches it."""
+        self._ends: list[tuple[float, int]] = []
+
+    def advance(self, until_s: float) -> None:
+        """All replicas up to a time; cost per segment, not per replica."""
+        if len(self.replicas) == 1:
+            self.replicas[0].advance(until_s)
+            return
+        ends = self._ends
+        while ends and ends[0][0] <= until_s:
+            _, i = heapq.heappop(ends)
+            rep = self.replicas[i]
+            if rep.end_s <= until_s:
+                rep.advance(until_s)
+            if rep.end_s < INF:
+                heapq.heappush(ends, (rep.end_s, i))
+
+    def arrive(self, r: Request, now_s: float) -> bool:
+        """Route one request. False where no replica lives."""
+        reps = self.replicas
+        if len(reps) == 1:
+            i = 0
+            if not reps[0].alive:
+                return False
+        elif self.routing == "round-robin":
+            for _ in reps:
+                i = self.turn
+                self.turn = (self.turn + 1) % len(reps)
+                if reps[i].alive:
+                    break
+            else:
+                return False
+        else:
+            if not self.lazy:
+                self.advance(now_s)
+            best, i = INF, -1
+            for j, rep in enumerate(reps):
+                if rep.alive and rep.load < best:
+                    best, i = rep.load, j
+            if i < 0:
+                return False
+        rep = reps[i]
+        rep.advance(now_s)
+        rep.arrive(r, now_s)
+        if not self.lazy and len(reps) > 1 and rep.end_s < INF:
+            heapq.heappush(self._ends, (rep.end_s, i))
+        return True
+
+    def fail_one(self, now_s: float) -> list[Request]:
+        """The busiest replica dies; its requests are returned."""
+        for rep in self.replicas:
+            rep.advance(now_s)
+        alive = [rep for rep in self.replicas if rep.alive]
+        if not alive:
+            return []
+        return max(alive, key=lambda rep: rep.load).evict_all()
+
+    def revive_one(self) -> None:
+        dead = next((rep for rep in self.replicas if not rep.alive), None)
+        if dead is not None:
+            dead.alive = True
+
+    @property
+    def next_end_s(self) -> float:
+        return min((rep.end_s for rep in self.replicas), default=INF)
+
+    @property
+    def unfinished(self) -> int:
+        return sum(rep.load for rep in self.replicas)
+
+
+class Cluster:
+    """One pool, or a prefill pool that feeds a decode pool."""
+
+    def __init__(self, pools: list[Pool], handover: Handover | None, ledger: Ledger) -> None:
+        assert len(pools) == (2 if handover is not None else 1)
+        self.pools = pools
+        self.handover = handover
+        self.ledger = ledger
+        self._moving: list[tuple[float, int, Request]] = []
+        self._link_free = [0.0] * len(pools[0].replicas)
+        self.stranded = 0
+
+    def run(self, arrivals: Iterator[Request], failures: tuple[Failure, ...], *, horizon_s: float = INF) -> None:
+        """Every arrival to its end, or to the horizon."""
+        events = sorted(
+            [(f.at_s, 0, f.pool) for f in failures]
+            + [(f.at_s + f.reload_s, 1, f.pool) for f in failures if f.reload_s < INF]
+        )
+        entry = self.pools[0]
+        for r in arrivals:
+            now = r.arrival_s
+            while events and events[0][0] <= now:
+                self._event(events.pop(0))
+            if self.handover is not None:
+                self._move_until(now)
+            self.ledger.arrived += 1
+            self.ledger.tokens_asked += r.output
+            if not entry.arrive(r, now):
+                self.ledger.reject(r)
+        while events and events[0][0] <= horizon_s:
+            self._event(events.pop(0))
+        if self.handover is not None:
+            while True:
+                ahead = min(entry.next_end_s, self._moving[0][0] if self._moving else INF)
+                if ahead > horizon_s or ahead == INF:
+                    break
+                self._move_until(ahead)
+        for pool in self.pools:
+            for rep in pool.replicas:
+                rep.advance(min(horizon_s, 1e18))
+
+    def _event(self, event: tuple[float, int, int]) -> None:
+        at, kind, index = event
+        pool = self.pools[index]
+        if self.handover is not None:
+            self._move_until(at)
+        if kind == 1:
+            pool.revive_one()
+            return
+        for r in pool.fail_one(at):
+            # A lost cache means starting again from the prompt, where requests enter.
+            if not self.pools[0].arrive(r, at):
+                self.ledger.reject(r)
+
+    def _move_until(self, now_s: float) -> None:
+        """Prefill replicas up to `now_s`; their prompts' caches on their way; arrivals at the decode pool in order."""
+        assert self.handover is not None
+        prefill, decode = self.pools
+        prefill.advance(now_s)
+        for i, rep in enumerate(prefill.replicas):
+            if rep.out:
+                for done, r in rep.out:
+                    begin = max(done, self._link_free[i])
+                    took = self.handover.seconds(r.todo)
+                    self._link_free[i] = begin + took - self.handover.latency_s
+                    heapq.heappush(self._moving, (begin + took, r.index, r))
+                rep.out = []
+        while self._moving and self._moving[0][0] <= now_s:
+            at, _, r = heapq.heappop(self._moving)
+            r.first_s = -1.0
+            if not decode.arrive(r, at):
+                self.ledger.reject(r)
+
+    @property
+    def unfinished(self) -> int:
+        return sum(p.unfinished for p in self.pools) + len(self._moving)

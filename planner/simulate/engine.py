@@ -1,0 +1,520 @@
+"""One engine replica: continuous batching with chunked prefill, in jumps.
+
+Between two events (an arrival that could be admitted, a completion, a prompt's chunk, a full cache) every decoding
+sequence takes the same number of steps, so a run of decode steps is one segment with a closed form: its steps grow
+linearly (`table`). Cost is per event, whatever the answers' length.
+
+decode-first (vLLM): each step decodes all running sequences and gives the rest of its token budget to prompts, the
+partly prefilled one first, then the waiting queue in order, as long as slots and cache for the whole prompt are there.
+prefill-first (SGLang): as long as a prompt can be admitted, steps hold prompts alone and decodes stall.
+When a step finds no cache block, the youngest sequence is preempted: its cache is dropped and recomputed later.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from heapq import heapify, heappop, heappush
+
+from planner.perf.pool import PoolSpec
+from planner.simulate.requests import BINS_PER_E, Ledger, Request
+
+INF = math.inf
+_SERIES = 64
+_KV_BINS = 400
+_STALE_STEPS = 8
+"""How far the cache estimate may be behind before a blocked admission recounts it."""
+
+
+class Replica:
+    """One replica. `end_s` is when its current segment ends; infinite while it is idle."""
+
+    def __init__(self, pool: PoolSpec, ledger: Ledger, *, max_waiting: int | None = None) -> None:
+        self.pool = pool
+        self.ledger = ledger
+        self.max_waiting = max_waiting
+        table = pool.table
+        self.per_step = pool.drafting.tokens_per_step if pool.drafting is not None else 1.0
+        self.draft_s = pool.drafting.draft_s if pool.drafting is not None else 0.0
+        self.width = pool.tokens_per_sequence
+        self.decode_role = pool.role == "decode"
+        self.prefill_role = pool.role == "prefill"
+        self.prefill_first = pool.scheduler == "prefill-first" and pool.role == "aggregated"
+        self.host_s = table.request_s + table.token_s
+        self.token_s = table.token_s
+        self.stream_s = table.stream_s
+        self._mixed_x, self._mixed_y, self._mixed_k = _pieces(table.linear_mixed.x, table.linear_mixed.y)
+        self._pre_x, self._pre_y, self._pre_k = _pieces(table.prefill_attention.x, table.prefill_attention.y)
+        self._by_n: dict[int, tuple[float, tuple[float, ...], tuple[float, ...], tuple[float, ...]]] = {}
+        self.waiting: deque[Request] = deque()
+        self.partial: Request | None = None
+        self.heap: list[tuple[int, int, Request]] = []
+        self.n = 0
+        self.context = 0.0
+        self.steps = 0
+        """Steps with decodes since the start: sequences finish at a count of it."""
+        self.counts = [0] * ledger.classes
+        self.fresh: list[Request] = []
+        """Decode role: handed over, first step still to come."""
+        self.stalled: list[tuple[float, list[int]]] = []
+        """Prefill-first: last token time of groups that stall, and their sizes by class."""
+        self.joining: list[Request] = []
+        """Prompts whose last chunk is in the current step."""
+        # Cache: used = base + slope x steps (an upper bound between recounts), and what prompts in progress hold.
+        self.kv_base = 0.0
+        self.kv_slope = 0.0
+        self.kv_prompts = 0.0
+        self.kv_counted = 0
+        # Current segment.
+        self.start_s = 0.0
+        self.end_s = INF
+        self.seg_steps = 0
+        self.seg_first_s = 0.0
+        self.seg_growth_s = 0.0
+        self.seg_prompts = False
+        self.seg_decodes = False
+        self.cuttable = False
+        self.alive = True
+        self.out: list[tuple[float, Request]] = []
+        """Prefill role: finished prompts with their times, for the router to hand over."""
+        # Statistics.
+        self.busy_s = 0.0
+        self.running_s: dict[int, float] = {}
+        self.kv_s = [0.0] * (_KV_BINS + 1)
+        self.wait_integral_s = 0.0
+        span = max(ledger.end_s, 1e-9)
+        self._window_s = span / _SERIES
+        self.series_wait = [0.0] * (_SERIES + 1)
+        self.series_run = [0.0] * (_SERIES + 1)
+        self.series_s = [0.0] * (_SERIES + 1)
+        self._batch = 0
+        self._batch_end = ledger.warm_s
+        self._gaps = ledger.gaps[0]
+        self._sums = ledger.gap_sums[0]
+        self._counting = False
+        self._next_batch(0.0)
+
+    # ------------------------------------------------------------ outside
+
+    @property
+    def load(self) -> int:
+        """Requests here, running or waiting: what least-loaded routing compares."""
+        return self.n + len(self.waiting) + len(self.joining) + (self.partial is not None)
+
+    def arrive(self, r: Request, now_s: float) -> None:
+        """A request reaches this replica (all segments that end before `now_s` are done)."""
+        pool = self.pool
+        longest = r.todo + 1 if self.prefill_role else r.input + r.output
+        if pool.cost(longest) > pool.kv_capacity or (
+            self.max_waiting is not None and len(self.waiting) >= self.max_waiting
+        ):
+            self.ledger.reject(r)
+            return
+        r.host_s = self.host_s + self.stream_s * (self.load + 1)
+        self.waiting.append(r)
+        if self.end_s == INF:
+            self.start_s = now_s
+            self._plan(now_s)
+        elif self.cuttable:
+            self._cut(now_s)
+
+    def advance(self, until_s: float) -> None:
+        """Finish every segment that ends by `until_s`."""
+        while self.end_s <= until_s:
+            self._finish_segment()
+
+    def evict_all(self) -> list[Request]:
+        """The replica dies: everything on it starts anew elsewhere."""
+        found = [r for _, _, r in self.heap] + self.joining + list(self.waiting)
+        for finish, _, r in self.heap:
+            r.tokens = max(r.output - math.ceil((finish - self.steps) * self.per_step), 0)
+        if self.partial is not None:
+            found.append(self.partial)
+        for r in found:
+            r.lost += r.tokens
+            r.tokens, r.prefilled, r.todo, r.first_s, r.last_s = 0, 0, r.input, -1.0, -1.0
+        self.ledger.restarted += len(found)
+        self.heap, self.joining, self.partial, self.n, self.context = [], [], None, 0, 0.0
+        self.waiting.clear()
+        self.counts = [0] * self.ledger.classes
+        self.fresh, self.stalled = [], []
+        self.kv_base = self.kv_slope = self.kv_prompts = 0.0
+        self.end_s = INF
+        self.alive = False
+        return sorted(found, key=lambda r: r.index)
+
+    # ------------------------------------------------------------ segments
+
+    def _row(self, n: int) -> tuple[float, tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+        """Of a batch size: the decode step without attention, and the attention's pieces over the mean context."""
+        found = self._by_n.get(n)
+        if found is None:
+            curve = self.pool.table.decode_curve(n)
+            found = (self.pool.table.linear_decode(n * self.width) + self.draft_s, *_pieces(curve.x, curve.y))
+            self._by_n[n] = found
+        return found
+
+    def _cut(self, now_s: float) -> None:
+        """An arrival may be admitted: the run of decode steps ends with the step under way."""
+        first, growth = self.seg_first_s, self.seg_growth_s
+        elapsed = now_s - self.start_s
+        if growth == 0.0:
+            steps = math.ceil(elapsed / first - 1e-9)
+        else:
+            # steps x first + growth x steps (steps - 1) / 2 >= elapsed
+            half = growth / 2
+            b = first - half
+            steps = math.ceil((math.sqrt(b * b + 4 * half * elapsed) - b) / (2 * half) - 1e-9)
+        steps = max(steps, 1)
+        if steps < self.seg_steps:
+            self.seg_steps = steps
+            self.end_s = self.start_s + steps * first + growth * steps * (steps - 1) / 2
+        self.cuttable = False
+
+    def _finish_segment(self) -> None:
+        start, end, n = self.start_s, self.end_s, self.n
+        took = end - start
+        if end > self._batch_end:
+            self._next_batch(end)
+        if self._counting:
+            # A segment that straddles the edge of the measured time counts whole; segments are short.
+            self.busy_s += took
+            running = n + len(self.joining) + (self.partial is not None)
+            self.running_s[running] = self.running_s.get(running, 0.0) + took
+            used = (self.kv_base + self.kv_slope * self.steps + self.kv_prompts) / self.pool.kv_capacity
+            self.kv_s[min(int(used * _KV_BINS), _KV_BINS)] += took
+            self.wait_integral_s += took * len(self.waiting)
+        w = min(int(start / self._window_s), _SERIES)
+        self.series_wait[w] += took * len(self.waiting)
+        self.series_run[w] += took * n
+        self.series_s[w] += took
+        heap = self.heap
+        if n and self.seg_decodes:
+            k = self.seg_steps
+            if self._counting:
+                self._record(n, k)
+            self.start_s = end
+            if self.fresh:
+                first = start + self.seg_first_s
+                for r in self.fresh:
+                    r.first_s = first + r.host_s
+                self.fresh = []
+            self.stalled = []
+            self.steps += k
+            self.context += n * k * self.per_step
+            steps = self.steps
+            while heap and heap[0][0] <= steps:
+                self._complete(heappop(heap)[2], end)
+        self.start_s = end
+        if self.joining:
+            for r in self.joining:
+                self._join(r, end)
+            self.joining = []
+        self._plan(end)
+
+    def _complete(self, r: Request, now_s: float) -> None:
+        self.n -= 1
+        self.counts[r.cls] -= 1
+        self.context -= self._context_of(r)
+        self.kv_base -= r.base
+        self.kv_slope -= r.slope
+        if self.n == 0:
+            self.context = self.kv_base = self.kv_slope = 0.0
+        self._done(r, now_s)
+
+    def _done(self, r: Request, now_s: float) -> None:
+        self.ledger.finish(r, now_s + r.host_s + (r.output - 1) * self.token_s)
+
+    def _context_of(self, r: Request) -> float:
+        """Context of a decoding sequence at its next step."""
+        return r.joined + self.steps * self.per_step
+
+    def _join(self, r: Request, now_s: float) -> None:
+        """A prompt is done: its next token leaves now, and it decodes from the next step on."""
+        self.kv_prompts -= self.pool.cost(r.todo + 1)
+        if self.prefill_role:
+            r.first_s = now_s
+            self.out.append((now_s, r))
+            return
+        r.tokens += 1
+        if r.first_s < 0:
+            r.first_s = now_s + r.host_s
+        elif self._counting:
+            # Preempted: this gap held the wait and the recomputation.
+            self._gap(r.cls, now_s - r.last_s, 1.0)
+        if r.tokens >= r.output:
+            self._done(r, now_s)
+            return
+        if self.prefill_first:
+            one = [0] * len(self.counts)
+            one[r.cls] = 1
+            self.stalled.append((now_s, one))
+        self._decode(r, r.todo + 1, r.output - r.tokens)
+
+    def _decode(self, r: Request, context: int, tokens: int) -> None:
+        """Into the running batch with `tokens` to go and `context` tokens at its next step."""
+        steps = self.steps
+        self.n += 1
+        self.counts[r.cls] += 1
+        r.joined = context - steps * self.per_step
+        self.context += context
+        self._account(r, context)
+        heappush(self.heap, (steps + math.ceil(tokens / self.per_step - 1e-9), r.index, r))
+
+    def _account(self, r: Request, context: float) -> None:
+        """Cache of one sequence from here on: its whole blocks now, and its growth per step."""
+        pool = self.pool
+        cost = pool.cost(context)
+        if pool.kv_cost is None:
+            slope = self.per_step
+        else:
+            slope = (
+                max((pool.cost(context + 64 * pool.block_tokens) - cost) / (64 * pool.block_tokens), 0.0)
+                * self.per_step
+            )
+        r.slope = slope
+        r.base = cost - slope * self.steps
+        self.kv_base += r.base
+        self.kv_slope += slope
+
+    def _recount(self) -> None:
+        """Exact cache use of every running sequence."""
+        self.kv_base = self.kv_slope = 0.0
+        for _, _, r in self.heap:
+            self._account(r, self._context_of(r))
+        self.kv_counted = self.steps
+
+    # ------------------------------------------------------------ scheduling
+
+    def _room_for(self, r: Request) -> bool:
+        need = self.pool.cost(r.todo + 1)
+        free = self.pool.kv_capacity - self.kv_prompts - need
+        if self.kv_base + self.kv_slope * self.steps <= free:
+            return True
+        if self.steps - self.kv_counted >= _STALE_STEPS:
+            self._recount()
+            return self.kv_base + self.kv_slope * self.steps <= free
+        return False
+
+    def _plan(self, now_s: float) -> None:
+        """What the next step holds, and how many like it can follow."""
+        pool = self.pool
+        waiting, n = self.waiting, self.n
+        if self.decode_role:
+            # Handed over: the cache is there, its first token is the first step's.
+            while waiting and waiting[0].tokens == 0 and n < pool.max_num_seqs and self._room_for(waiting[0]):
+                r = waiting.popleft()
+                self._decode(r, r.todo + 1, r.output)
+                self.fresh.append(r)
+                n = self.n
+            if not waiting or waiting[0].tokens == 0:
+                self._plan_decodes(now_s, n)
+                return
+        if waiting or self.partial is not None:
+            budget = pool.max_num_batched_tokens - (0 if self.prefill_first or self.prefill_role else n * self.width)
+            tokens = 0
+            pairs = 0.0
+            joining = self.joining
+            current = self.partial
+            slots = pool.max_num_seqs - n
+            if self.prefill_role:
+                slots = pool.max_num_seqs
+            while budget > 0:
+                if current is None:
+                    if not waiting or len(joining) >= slots or not self._room_for(waiting[0]):
+                        break
+                    if self.decode_role and waiting[0].tokens == 0:
+                        break
+                    current = r = waiting.popleft()
+                    r.prefilled = min(r.cached, r.todo - 1)
+                    self.kv_prompts += pool.cost(r.todo + 1)
+                r = current
+                left = r.todo - r.prefilled
+                take = left if left <= budget else budget
+                pairs += take * r.prefilled + take * (take + 1) / 2
+                tokens += take
+                budget -= take
+                r.prefilled += take
+                if take < left:
+                    break
+                joining.append(r)
+                current = None
+            self.partial = current
+            if tokens:
+                self._plan_prompts(now_s, n, tokens, pairs)
+                return
+        self._plan_decodes(now_s, n)
+
+    def _plan_prompts(self, now_s: float, n: int, tokens: int, pairs: float) -> None:
+        """One step with prompt chunks in it, beside the decodes or (prefill-first) while they stall."""
+        decodes = n if not self.prefill_first else 0
+        if decodes and not self._grow(1):
+            n = decodes = self.n
+        at = tokens + decodes * self.width
+        x = self._mixed_x
+        i = min(max(bisect_right(x, at) - 1, 0), len(x) - 1)
+        took = self._mixed_y[i] + (at - x[i]) * self._mixed_k[i]
+        x = self._pre_x
+        i = min(max(bisect_right(x, pairs) - 1, 0), len(x) - 1)
+        took += self._pre_y[i] + (pairs - x[i]) * self._pre_k[i]
+        if decodes:
+            _, x, y, k = self._row(decodes)
+            mean = self.context / decodes
+            i = min(max(bisect_right(x, mean) - 1, 0), len(x) - 1)
+            took += y[i] + (mean - x[i]) * k[i] + self.draft_s
+        if self.prefill_first and n and not self.stalled:
+            self.stalled = [(now_s, list(self.counts))]
+        self.seg_prompts, self.seg_decodes = True, decodes > 0
+        self.seg_steps, self.seg_first_s, self.seg_growth_s = 1, took, 0.0
+        self.end_s = now_s + took
+        self.cuttable = False
+
+    def _plan_decodes(self, now_s: float, n: int) -> None:
+        """A run of decode steps up to the next completion, bend of the table, or full cache."""
+        if n == 0:
+            self.end_s = INF
+            self.cuttable = False
+            if self.waiting and self.partial is None:
+                # Nothing runs and the head does not fit beside stale counts: arrive() saw that it fits alone.
+                self.kv_base = self.kv_slope = self.kv_prompts = 0.0
+                self._plan(now_s)
+            return
+        k = self.heap[0][0] - self.steps
+        if self.kv_base + self.kv_slope * (self.steps + k) + self.kv_prompts > self.pool.kv_capacity:
+            k = min(k, self._grow(k))
+            n = self.n
+            k = min(k, self.heap[0][0] - self.steps)
+        linear, x, y, slopes = self._row(n)
+        mean = self.context / n
+        i = bisect_right(x, mean) - 1
+        i = max(i, 0)
+        last = len(x) - 1
+        if i < last:
+            bend = math.ceil((x[i + 1] - mean) / self.per_step)
+            if bend < k:
+                k = bend if bend > 1 else 1
+        slope = slopes[i]
+        first = linear + y[i] + (mean - x[i]) * slope
+        growth = slope * self.per_step
+        self.seg_prompts, self.seg_decodes = False, True
+        self.seg_steps, self.seg_first_s, self.seg_growth_s = k, first, growth
+        self.end_s = now_s + k * first + growth * k * (k - 1) / 2
+        self.cuttable = not self.waiting and n < self.pool.max_num_seqs
+
+    def _grow(self, steps: int) -> int:
+        """Steps (at least one) that the cache allows; preempts the youngest sequences where it allows none."""
+        room = self.pool.kv_capacity - self.kv_prompts
+        allowed = self._allowed(room, steps)
+        if allowed >= 1:
+            return allowed
+        self._recount()
+        allowed = self._allowed(room, steps)
+        if allowed >= 1:
+            return allowed
+        while self.n > 1:
+            if sum(self.pool.cost(self._context_of(r) + self.per_step) for _, _, r in self.heap) <= room:
+                return 1
+            self._preempt()
+        return 1
+
+    def _allowed(self, room: float, steps: int) -> int:
+        if self.kv_slope <= 1e-12:
+            return steps if self.kv_base <= room else 0
+        return min(steps, math.floor((room - self.kv_base) / self.kv_slope - self.steps))
+
+    def _preempt(self) -> None:
+        at = max(range(len(self.heap)), key=lambda i: self.heap[i][1])
+        finish, _, r = self.heap.pop(at)
+        heapify(self.heap)
+        self.ledger.preemptions += 1
+        left = finish - self.steps
+        done = r.output - max(1, math.ceil(left * self.per_step))
+        self.n -= 1
+        self.counts[r.cls] -= 1
+        self.context -= self._context_of(r)
+        self.kv_base -= r.base
+        self.kv_slope -= r.slope
+        r.tokens = max(done, r.tokens)
+        r.todo = r.input + r.tokens
+        r.prefilled = 0
+        r.last_s = self.start_s
+        if r in self.fresh:
+            self.fresh.remove(r)
+        self.waiting.appendleft(r)
+
+    # ------------------------------------------------------------ gaps
+
+    def _next_batch(self, now_s: float) -> None:
+        ledger = self.ledger
+        self._counting = ledger.warm_s <= now_s <= ledger.end_s
+        if now_s < ledger.warm_s:
+            self._batch_end = ledger.warm_s
+            return
+        b = ledger.batch_of(now_s)
+        self._gaps, self._sums = ledger.gaps[b], ledger.gap_sums[b]
+        span = (ledger.end_s - ledger.warm_s) / ledger.batches
+        self._batch_end = ledger.warm_s + (b + 1) * span if now_s <= ledger.end_s else INF
+        if b == ledger.batches - 1 and self._counting:
+            self._batch_end = ledger.end_s
+
+    def _gap(self, cls: int, gap_s: float, count: float) -> None:
+        gap_s += self.token_s
+        at = int(math.log(gap_s) * BINS_PER_E) if gap_s > 1e-9 else -(10**6)
+        h = self._gaps[cls]
+        h[at] = h.get(at, 0.0) + count
+        s = self._sums[cls]
+        s[0] += count
+        s[1] += count * gap_s
+
+    def _record(self, n: int, k: int) -> None:
+        """Gaps of one segment: k steps, each a gap for every sequence that already had a token."""
+        first, growth = self.seg_first_s, self.seg_growth_s
+        special = self.fresh or self.stalled
+        if special:
+            # The first step is not a gap for fresh sequences, and a longer one for stalled ones.
+            counts = list(self.counts)
+            for r in self.fresh:
+                counts[r.cls] -= 1
+            if self.stalled:
+                for since, group in self.stalled:
+                    for c, m in enumerate(group):
+                        if m:
+                            self._gap(c, self.start_s + first - since, m)
+                            counts[c] -= m
+            for c, m in enumerate(counts):
+                if m > 0:
+                    self._gap(c, first, m)
+            first += growth
+            k -= 1
+            if k == 0:
+                return
+        rise = growth * (k - 1)
+        parts = 1 if rise < 0.005 * first else min(int(rise / (0.005 * first)) + 1, 12, k)
+        multi = self.per_step
+        for c, m in enumerate(self.counts):
+            if m == 0:
+                continue
+            s = self._sums[c]
+            s[0] += m * k * multi
+            s[1] += m * (k * first + growth * k * (k - 1) / 2 + k * multi * self.token_s)
+            h = self._gaps[c]
+            done = 0
+            for p in range(parts):
+                upto = k * (p + 1) // parts
+                here = upto - done
+                at = int(math.log(first + growth * (done + (here - 1) / 2) + self.token_s) * BINS_PER_E)
+                h[at] = h.get(at, 0.0) + m * here
+                done = upto
+            if multi > 1:
+                h[-(10**6)] = h.get(-(10**6), 0.0) + m * k * (multi - 1)
+
+
+def _pieces(
+    x: tuple[float, ...], y: tuple[float, ...]
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+    """A curve's knots (without the last, beyond which the last slope holds), values and slopes."""
+    if len(x) == 1:
+        return x, y, (0.0,)
+    slopes = tuple((y[i + 1] - y[i]) / (x[i + 1] - x[i]) for i in range(len(x) - 1))
+    return x[:-1], y[:-1], slopes

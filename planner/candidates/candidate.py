@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from planner.perf.deployment import Deployment
-from planner.perf.memory import Memory
+
+if TYPE_CHECKING:  # the solver never looks inside
+    from planner.perf.memory import Memory
 
 
 @dataclass(frozen=True, slots=True)

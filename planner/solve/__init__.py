@@ -1,0 +1,1 @@
+"""Choosing: the only room that knows ortools. See `solver.solve`."""

@@ -1,0 +1,158 @@
+"""From a question to the choices CP-SAT selects among: evaluation, rules, cuts, patterns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from planner.candidates.ask import Ask, class_groups
+from planner.candidates.candidate import Candidate
+from planner.errors import UserError
+from planner.solve.model import Choices
+from planner.solve.packing import block_of, counts_suffice
+from planner.solve.patterns import Demand, Part, Pattern, exact_pattern, patterns
+from planner.solve.question import Cut, Question
+from planner.solve.rules.distinct_shapes import most_shapes
+from planner.solve.rules.kv_transfer import wanted_pools
+from planner.solve.scale import PER_RPS, demand_urps
+from planner.solve.space import Space, spaces
+
+Evaluate = Callable[[Ask], tuple[Candidate, ...]]
+
+
+@dataclass(slots=True)
+class Evaluator:
+    """Evaluates asks and remembers: explanations ask the same again and again, differing in one rule."""
+
+    evaluate: Evaluate
+    _known: dict[str, tuple[Candidate, ...]] = field(default_factory=dict)
+
+    def __call__(self, ask: Ask) -> tuple[Candidate, ...]:
+        # The documents print all of their fields; classes and model of a service do not change within one run.
+        key = f"{ask.service!r}|{ask.fleet!r}|{ask.announced}"
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self.evaluate(ask)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything a solve needs."""
+
+    question: Question
+    spaces: dict[str, Space]
+    by_total: frozenset[str]
+    usable: dict[str, tuple[Candidate, ...]]
+    """Candidates by service that pass the rules on their own, cuts applied."""
+
+    @property
+    def pack(self) -> bool:
+        return "packing" not in self.question.off
+
+
+def prepare(question: Question, evaluator: Evaluator) -> Prepared:
+    """Evaluate every ask once; which pools can count GPUs is decided over all services together."""
+    found_spaces = spaces(question.fleet)
+    usable = {}
+    for ask in question.asks:
+        mine = [c for c in with_cuts(evaluator(ask), question.cuts) if _passes(c, question.off)]
+        usable[ask.name] = tuple(c for c in mine if c.load.planned_rps > 0 and c.fleet_pool in found_spaces)
+    everyone = [c for cs in usable.values() for c in cs]
+    by_total = frozenset(
+        name
+        for name, space in found_spaces.items()
+        if counts_suffice({block_of(c, space) for c in everyone if c.fleet_pool == name}, space)
+    )
+    return Prepared(question, found_spaces, by_total, usable)
+
+
+def _passes(candidate: Candidate, off: frozenset[str]) -> bool:
+    return all(code in off for code in candidate.rejected_by)
+
+
+def with_cuts(candidates: Sequence[Candidate], cuts: Sequence[Cut]) -> list[Candidate]:
+    """Candidates with the rates that the simulation allowed them."""
+    most: dict[tuple[str, str], float] = {}
+    for cut in cuts:
+        most[cut.service, cut.key] = min(cut.most_rps, most.get((cut.service, cut.key), cut.most_rps))
+    found = []
+    for c in candidates:
+        limit = most.get((c.service, c.key))
+        if limit is not None and limit < max(c.load.planned_rps, c.load.degraded_rps):
+            load = replace(
+                c.load,
+                planned_rps=min(c.load.planned_rps, limit),
+                degraded_rps=min(c.load.degraded_rps, limit),
+                binding="simulation",
+            )
+            found.append(replace(c, load=load))
+        else:
+            found.append(c)
+    return found
+
+
+def choices(prepared: Prepared, *, scale_urps: int | None = None, prune: bool = True) -> list[Choices]:
+    """Patterns of every service. `scale_urps`: where no rate is given, millionths of the factor on the classes' mix."""
+    question = prepared.question
+    found = []
+    for ask in question.asks:
+        splits = class_groups(tuple(n for n, _ in ask.rates))
+        usable = prepared.usable[ask.name]
+        groups: dict[tuple[str, ...], tuple[Pattern, ...]] = {}
+        for group in dict.fromkeys(g for s in splits for g in s):
+            mine = [c for c in usable if c.class_names == group]
+            if mine:
+                demand = demand_of(ask, group, question, scale_urps)
+                if ask.name in question.keep:
+                    groups[group] = _kept(mine, demand, prepared)
+                    continue
+                groups[group] = tuple(
+                    patterns(
+                        mine,
+                        demand,
+                        prepared.spaces,
+                        by_total=prepared.by_total,
+                        baseline=question.baseline,
+                        surge=ask.surge,
+                        prune=prune,
+                    )
+                )
+        found.append(Choices(ask.name, splits, groups, ask.surge))
+    return found
+
+
+def demand_of(ask: Ask, group: tuple[str, ...], question: Question, scale_urps: int | None) -> Demand:
+    """What one class group needs, in the solver's integers."""
+    rate = ask.rate_of(group)
+    # The factor is a whole number of millionths; weights may be fractions, so the product is rounded up again.
+    rate_urps = demand_urps(rate) if scale_urps is None else demand_urps(rate * scale_urps / PER_RPS)
+    service = ask.service
+    return Demand(
+        service=ask.name,
+        class_names=group,
+        rate_urps=rate_urps,
+        survive=service.survive,
+        replicas=service.fixed.replicas,
+        rdma_needed="kv-transfer" not in question.off,
+        most_shapes=most_shapes(question),
+        endless="fleet-inventory" in question.off,
+        pools=wanted_pools(service.pools, service.fixed.pools),
+    )
+
+
+def _kept(usable: Sequence[Candidate], demand: Demand, prepared: Prepared) -> tuple[Pattern, ...]:
+    """Only what runs today, if it carries the traffic."""
+    question = prepared.question
+    today = {b.key: b.replicas for b in question.baseline if b.service == demand.service}
+    if not today:
+        raise UserError(
+            "keep-without-baseline",
+            f"service {demand.service} is to be kept, but no baseline says what it runs today",
+            None,
+            (),
+            ("name its plan or deployment with baseline:",),
+        )
+    parts = [Part(c, today[c.key]) for c in usable if c.key in today]
+    kept = exact_pattern(parts, demand, prepared.spaces, baseline=question.baseline)
+    return () if kept is None else (kept,)

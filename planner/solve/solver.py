@@ -1,0 +1,189 @@
+"""`solve`: services and a fleet in, the proven choice out; or an error that says what clashes and the ways out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Literal
+
+from planner.candidates.ask import Ask
+from planner.candidates.candidate import Candidate, Prediction
+from planner.errors import UserError
+from planner.intent.fleet import Fleet
+from planner.plan.solution import ChosenPool, ChosenService, Solution
+from planner.solve.explain import explain_service
+from planner.solve.infeasible import infeasible, time_limit
+from planner.solve.model import Choices, Limits, Outcome, select
+from planner.solve.objective import most_traffic, weights
+from planner.solve.patterns import Pattern
+from planner.solve.prepare import Evaluate, Evaluator, Prepared, choices, prepare
+from planner.solve.question import BaselinePool, Cut, Objective, Question
+from planner.solve.scale import PER_DOLLAR, PER_RPS
+from planner.units import show_rate
+
+DEFAULT_LIMITS = Limits()
+Predict = Callable[[Ask, Candidate, float], tuple[Prediction, ...]]
+
+
+def solve(
+    asks: Sequence[Ask],
+    fleet: Fleet,
+    *,
+    evaluate: Evaluate,
+    predict: Predict,
+    objective: Objective = "cost",
+    cuts: Sequence[Cut] = (),
+    baseline: Sequence[BaselinePool] = (),
+    change_cost: float = 0.0,
+    keep: Sequence[str] = (),
+    limits: Limits = DEFAULT_LIMITS,
+    explain: bool = True,
+) -> Solution:
+    """The best plan, proven where the limit allows.
+
+    With rates: the user's objective, then the cost of change, then fewer GPUs, fewer shapes, smaller TP, name.
+    Without rates, or with the throughput objective: first the most traffic, one factor on all classes of all
+    services, then the same. Raises UserError: `Exit.NO_PLAN` with the clash where there is none, `Exit.TIME_LIMIT`
+    where the limit came before any plan.
+    """
+    question = Question(
+        asks=tuple(sorted((a.with_fleet(fleet) for a in asks), key=lambda a: a.name)),
+        fleet=fleet,
+        objective=objective,
+        cuts=tuple(sorted(cuts, key=lambda c: (c.service, c.key, c.most_rps))),
+        baseline=tuple(sorted(baseline, key=lambda b: (b.service, b.key))),
+        change_cost=change_cost,
+        keep=frozenset(keep),
+    )
+    notes: list[str] = []
+    question = _priced(question, notes)
+    evaluator = Evaluator(evaluate)
+    prepared = prepare(question, evaluator)
+    maximise = objective == "throughput" or not question.has_rate
+    scale, scale_bound = PER_RPS, PER_RPS
+    if maximise:
+        least = PER_RPS if question.has_rate else 1
+        scale, scale_bound = most_traffic(prepared, limits, least=least)
+        if scale == 0:
+            raise infeasible(question, evaluator, unknown=scale_bound > 0)
+    found = choices(prepared, scale_urps=scale if maximise else None)
+    first, then = weights(question)
+    outcome = select(
+        found, prepared.spaces, prepared.by_total, first=first, then=then, pack=prepared.pack, limits=limits
+    )
+    if outcome.status == "unknown":
+        raise time_limit(question)
+    if outcome.status == "infeasible":
+        raise infeasible(question, evaluator)
+    return _solution(
+        question,
+        evaluator=evaluator,
+        prepared=prepared,
+        found=found,
+        outcome=outcome,
+        predict=predict,
+        scale=scale if maximise else None,
+        scale_bound=scale_bound,
+        notes=notes,
+        explain=explain,
+    )
+
+
+def _priced(question: Question, notes: list[str]) -> Question:
+    """Cost needs prices: all pools have one, or none has and GPUs are counted instead."""
+    if question.objective != "cost":
+        return question
+    without = sorted(p.name for p in question.fleet.pools if p.price is None)
+    if not without:
+        return question
+    if len(without) == len(question.fleet.pools):
+        notes.append(f"fleet {question.fleet.name} has no prices: GPUs are minimised instead of cost")
+        return replace(question, objective="gpus")
+    raise UserError(
+        "no-price",
+        f"pool {without[0]} of fleet {question.fleet.name} has no price, and cost is the objective",
+        None,
+        ("a pool without a price would look free beside the others",),
+        ("add price: {per_gpu_hour: ...} to it, or choose --objective gpus",),
+    )
+
+
+def _solution(
+    question: Question,
+    *,
+    evaluator: Evaluator,
+    prepared: Prepared,
+    found: Sequence[Choices],
+    outcome: Outcome,
+    predict: Predict,
+    scale: int | None,
+    scale_bound: int,
+    notes: list[str],
+    explain: bool,
+) -> Solution:
+    services = []
+    for ask in question.asks:
+        mine = tuple(p for p in outcome.chosen if p.service == ask.name)
+        told = (
+            explain_service(
+                ask.name, question, evaluator, prepared=prepared, found=found, chosen=outcome.chosen, scale=scale
+            )
+            if explain
+            else None
+        )
+        services.append(
+            ChosenService(
+                name=ask.name,
+                pools=chosen_pools(ask, mine, scale, predict),
+                bound_by=told.bound_by if told else (),
+                runner_up=told.runner_up if told else None,
+                why=told.why if told else (),
+            )
+        )
+    status: Literal["optimal", "feasible"] = "optimal" if outcome.status == "optimal" else "feasible"
+    if scale is None:
+        unit = 1 if question.objective == "gpus" else PER_DOLLAR
+        value, bound = outcome.value / unit, outcome.bound / unit
+        objective: Objective = question.objective
+    else:
+        total = sum(rate for a in question.asks for _, rate in a.rates)
+        value, bound = total * scale / PER_RPS, total * scale_bound / PER_RPS
+        objective = "throughput"
+        if scale_bound > scale:
+            status = "feasible"
+            notes.append(f"up to {show_rate(bound)} is not ruled out: the limit came before the proof")
+    gap = abs(value - bound) / value if value else 0.0
+    if status == "optimal" and not outcome.tie_breaks:
+        notes.append("tie-breaks were not applied: the limit came before their proof")
+    return Solution(
+        status=status,
+        services=tuple(services),
+        objective=objective,
+        value=value,
+        bound=bound,
+        gap=gap,
+        tie_breaks=outcome.tie_breaks,
+        scale=None if scale is None else scale / PER_RPS,
+        solver_version=version("ortools"),
+        notes=tuple(notes),
+    )
+
+
+def chosen_pools(ask: Ask, mine: Sequence[Pattern], scale: int | None, predict: Predict) -> tuple[ChosenPool, ...]:
+    """Patterns as pools: replicas of two shapes share the rate by what they are planned to carry."""
+    pools = []
+    for pattern in sorted(mine, key=lambda p: p.class_names):
+        rate = ask.rate_of(pattern.class_names) * (1.0 if scale is None else scale / PER_RPS)
+        total = sum(p.replicas * p.candidate.load.planned_rps for p in pattern.parts)
+        for part in pattern.parts:
+            share = 1.0 if pattern.disaggregated else part.replicas * part.candidate.load.planned_rps / total
+            pools.append(
+                ChosenPool(
+                    candidate=part.candidate,
+                    replicas=part.replicas,
+                    rate_rps=rate * share,
+                    predictions=predict(ask, part.candidate, rate * share / part.replicas),
+                )
+            )
+    return tuple(pools)

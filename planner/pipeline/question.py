@@ -95,7 +95,7 @@ def scale_prices(question: Question, factor: float) -> Question:
     return replace(question, fleet=fleet, asks=tuple(a.with_fleet(fleet) for a in question.asks))
 
 
-def _question(
+def _question(  # noqa: PLR0917 - one caller per argument
     intent: Intent,
     fleet: Fleet,
     platform: Platform,

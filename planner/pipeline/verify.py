@@ -1,0 +1,146 @@
+"""Checking an answer: one replica of each pool under thinned arrivals, in the event simulation.
+
+A promise that fails beyond the simulation's confidence sends a cut back: the rate at which that candidate did hold,
+found by trying lower ones. The plan prints both figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from planner.candidates import handover_of, pool_spec
+from planner.candidates.ask import Ask
+from planner.perf.traffic import ClassLoad
+from planner.pipeline.question import Question
+from planner.plan.solution import ChosenPool, ChosenService, Solution
+from planner.simulate.run import SimPool, SimResult, SimSpec, Verdict, one_replica, simulate, verdicts
+from planner.solve.question import Cut
+
+REQUESTS = 4000
+SEEDS = (1, 2)
+# Shares of the planned rate that are tried until every promise holds.
+LOWER = (0.92, 0.84, 0.72, 0.6, 0.4)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What the simulation said of one solution."""
+
+    rounds: int = 0
+    cuts: tuple[Cut, ...] = ()
+    figures: dict[tuple[str, str, str, str], float] = field(default_factory=dict)
+    """(service, pool candidate key, class, `itl.p99`) -> simulated seconds."""
+    failed: tuple[str, ...] = ()
+    """Promises that the simulation did not confirm, in words."""
+
+
+def check(question: Question, solution: Solution, *, rounds: int) -> Check:
+    """Simulate every pool of every service at its planned rate."""
+    cuts: list[Cut] = []
+    figures: dict[tuple[str, str, str, str], float] = {}
+    failed: list[str] = []
+    for service in solution.services:
+        ask = next(a for a in question.asks if a.name == service.name)
+        for unit in units(service):
+            result, found = _simulate(ask, unit)
+            for verdict in found:
+                for pool in unit:
+                    figures[service.name, pool.candidate.key, verdict.cls, verdict.slo.key] = verdict.simulated_s
+            _unlimited(ask, service, unit, result, figures)
+            bad = [v for v in found if v.fails]
+            if bad:
+                failed += [_words(service.name, v) for v in bad]
+                cuts += _cuts(ask, service, unit)
+    return Check(rounds, tuple(cuts), figures, tuple(failed))
+
+
+def units(service: ChosenService) -> tuple[tuple[ChosenPool, ...], ...]:
+    """Pools that are simulated together: each aggregated pool alone, prefill with its decode pool."""
+    apart = [p for p in service.pools if p.candidate.role == "aggregated"]
+    pairs: dict[tuple[str, ...], list[ChosenPool]] = {}
+    for p in service.pools:
+        if p.candidate.role != "aggregated":
+            pairs.setdefault(p.candidate.class_names, []).append(p)
+    found = [(p,) for p in apart]
+    found += [tuple(sorted(both, key=lambda p: p.candidate.role, reverse=True)) for both in pairs.values()]
+    return tuple(found)
+
+
+def unit_spec(
+    ask: Ask,
+    unit: Sequence[ChosenPool],
+    *,
+    rate_ratio: float = 1.0,
+    requests: int = REQUESTS,
+    seeds: tuple[int, ...] = SEEDS,
+) -> SimSpec:
+    """The smallest whole part of a unit: one replica, or prefill and decode replicas in their ratio."""
+    share = math.gcd(*(p.replicas for p in unit))
+    classes = pool_classes(ask, unit[0], rate_ratio=rate_ratio)
+    pools = tuple(
+        SimPool(
+            name=p.candidate.role,
+            spec=replace(pool_spec(ask, p.candidate), replicas=p.replicas),
+            replicas=p.replicas // share,
+            routing="least-loaded" if p.replicas // share > 1 else "round-robin",
+        )
+        for p in unit
+    )
+    handover = handover_of(ask, unit[0].candidate, unit[1].candidate) if len(unit) == 2 else None
+    return SimSpec(
+        pools=pools, classes=one_replica(classes, replicas=share), handover=handover, requests=requests, seeds=seeds
+    )
+
+
+def pool_classes(ask: Ask, pool: ChosenPool, *, rate_ratio: float = 1.0) -> tuple[ClassLoad, ...]:
+    """The classes that a pool serves, at its whole rate."""
+    rates = dict(ask.rates)
+    total = sum(rates[n] for n in pool.candidate.class_names)
+    return tuple(
+        replace(c, rate_per_s=pool.rate_rps * rate_ratio * rates[c.name] / total, slos=ask.slos_of(c.name))
+        for c in ask.classes
+        if c.name in pool.candidate.class_names
+    )
+
+
+def _simulate(ask: Ask, unit: Sequence[ChosenPool], **changes: float) -> tuple[SimResult, tuple[Verdict, ...]]:
+    spec = unit_spec(ask, unit, **changes)
+    result = simulate(spec)
+    return result, verdicts(result, {c.name: c.slos for c in spec.classes})
+
+
+def _unlimited(
+    ask: Ask,
+    service: ChosenService,
+    unit: Sequence[ChosenPool],
+    result: SimResult,
+    figures: dict[tuple[str, str, str, str], float],
+) -> None:
+    """The simulated counterparts of predicted figures that nobody limited."""
+    for pool in unit:
+        for p in pool.predictions:
+            key = (service.name, pool.candidate.key, p.class_name, p.metric)
+            metric, _, stat = p.metric.partition(".")
+            sample = next((c for c in result.classes if c.name == p.class_name), None)
+            if key not in figures and sample is not None and metric != "ttfa":
+                value = sample.value(metric, stat)
+                if math.isfinite(value):
+                    figures[key] = value
+
+
+def _cuts(ask: Ask, service: ChosenService, unit: Sequence[ChosenPool]) -> list[Cut]:
+    holds = 0.0
+    for ratio in LOWER:
+        if not any(v.fails for v in _simulate(ask, unit, rate_ratio=ratio)[1]):
+            holds = ratio
+            break
+    return [Cut(service.name, p.candidate.key, holds * p.rate_rps / p.replicas) for p in unit]
+
+
+def _words(service: str, v: Verdict) -> str:
+    from planner.units import show_time
+
+    who = f"{service} {v.cls} " if v.cls != "default" else f"{service} "
+    return f"{who}{v.slo.metric.upper()} {v.slo.stat} {show_time(v.simulated_s)} simulated, limit {show_time(v.slo.limit_s)}"

@@ -123,6 +123,7 @@ class Dimension:
 
 TIME = Dimension("time", _TIME, "50ms", largest=1e9)
 BYTES = Dimension("size in bytes", _BYTES, "80GB", largest=1e18)
+BYTES_OR_ZERO = Dimension("size in bytes", _BYTES, "80GB", zero_ok=True, largest=1e18)
 DATA_RATE = Dimension(
     "bandwidth", _DATA_RATE | {f"{p}bps": f / 8 for p, f in _SI.items() if p}, "3.35TB/s", largest=1e18
 )
@@ -210,6 +211,7 @@ def _quantity(dimension: Dimension, write: Any) -> tuple[Any, ...]:
 
 Seconds = Annotated[float, *_quantity(TIME, format_time_exact)]
 Bytes = Annotated[float, *_quantity(BYTES, format_bytes_exact)]
+BytesOrZero = Annotated[float, *_quantity(BYTES_OR_ZERO, format_bytes_exact)]
 BytesPerSecond = Annotated[float, *_quantity(DATA_RATE, format_data_rate_exact)]
 FlopPerSecond = Annotated[float, *_quantity(FLOP_RATE, format_flop_rate_exact)]
 PerSecond = Annotated[float, *_quantity(RATE, format_rate_exact)]

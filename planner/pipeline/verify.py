@@ -17,6 +17,7 @@ from planner.pipeline.question import Question
 from planner.plan.solution import ChosenPool, ChosenService, Solution
 from planner.simulate.run import SimPool, SimResult, SimSpec, Verdict, one_replica, simulate, verdicts
 from planner.solve.question import Cut
+from planner.units import show_time
 
 REQUESTS = 4000
 SEEDS = (1, 2)
@@ -140,7 +141,6 @@ def _cuts(ask: Ask, service: ChosenService, unit: Sequence[ChosenPool]) -> list[
 
 
 def _words(service: str, v: Verdict) -> str:
-    from planner.units import show_time
-
     who = f"{service} {v.cls} " if v.cls != "default" else f"{service} "
-    return f"{who}{v.slo.metric.upper()} {v.slo.stat} {show_time(v.simulated_s)} simulated, limit {show_time(v.slo.limit_s)}"
+    metric = f"{v.slo.metric.upper()} {v.slo.stat}"
+    return f"{who}{metric} {show_time(v.simulated_s)} simulated, limit {show_time(v.slo.limit_s)}"

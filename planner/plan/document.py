@@ -15,7 +15,7 @@ from planner.documents import Strict
 from planner.intent.document import Intent
 from planner.intent.fleet import Fleet
 from planner.intent.platform import Platform
-from planner.units import Bytes, DollarsPerHour, PerSecond, Seconds, Watts
+from planner.units import Bytes, BytesOrZero, DollarsPerHour, PerSecond, Seconds, Watts
 
 Status = Literal["optimal", "feasible"]
 Role = Literal["aggregated", "prefill", "decode"]
@@ -48,13 +48,13 @@ class ShapeDoc(Strict):
 class MemoryDoc(Strict):
     """Where one GPU's memory goes (the worst rank)."""
 
-    total: Bytes
-    usable: Bytes
-    weights: Bytes
-    activations: Bytes
-    cuda_graphs: Bytes
-    overhead: Bytes
-    kv_cache: Bytes
+    total: BytesOrZero
+    usable: BytesOrZero
+    weights: BytesOrZero
+    activations: BytesOrZero
+    cuda_graphs: BytesOrZero
+    overhead: BytesOrZero
+    kv_cache: BytesOrZero
     method: str
 
 
@@ -133,8 +133,8 @@ class PoolDoc(Strict):
     memory: MemoryDoc
     classes: tuple[ClassDoc, ...]
     cost: DollarsPerHour
-    power: Watts
-    """Bound from TDP."""
+    power: Watts | None = None
+    """Bound from TDP; none where the catalogue has no TDP."""
     reasons: dict[str, str]
     """Decision -> short reason with figures; printed as comments in the rendered files."""
 
@@ -219,7 +219,7 @@ class Totals(Strict):
     cost: DollarsPerHour
     committed: DollarsPerHour = 0.0
     """Part of the cost that is sunk."""
-    power: Watts
+    power: Watts | None = None
     odds: Ratio | None = None
     """Probability that every SLO holds at peak, from the error bands."""
     odds_note: str = ""

@@ -458,7 +458,8 @@ class LoadModel:
         work = self.prompts_s(0.0, None)
         mean, second = self.grid.mean(work), self.grid.mean(work**2)
         rho = min(rate * mean, 0.98)
-        some = 1 - np.exp(-rate * base)
+        # Stalls cluster a little (a stalled batch grows): 8% more gaps meet one than independent arrivals say.
+        some = np.minimum(1.08 * (1 - np.exp(-rate * base)), 1.0)
         busy, busy2 = mean / (1 - rho), second / (1 - rho) ** 3
         z = np.linspace(-2.4, 2.9, 24)
         density = np.diff(normal_cdf(np.concatenate([[-9], (z[1:] + z[:-1]) / 2, [9]])))
@@ -517,35 +518,44 @@ class LoadModel:
                 w[:, None, None] * np.full(3, 1 / 3)[None, :, None] * slot_w[None, None, :],
                 "next step, slot wait",
             )
-        prompts, prompt_w = _strata_of(*_sorted(grid.prefill_tokens, grid.weights), 16)
+        prompts, prompt_w = _strata_of(*_sorted(grid.prefill_tokens, grid.weights), 13)
         K, level, step_s = backlog.chunk_levels, backlog.level_tokens, backlog.step_s
-        ahead, ahead_w = _levels(backlog.at_arrivals, 24)
+        ahead, ahead_w = _levels(backlog.at_arrivals, 16)
         taken = np.minimum(ahead, K)
         now = np.interp(taken, np.arange(K + 1), step_s)
         if step_s[0] == 0.0:  # an idle replica starts at once
             now = np.where(ahead < 0.5, 0.0, now)
         left = np.array([1, 3]) / 4
-        # Prompts that came before this one during the step under way: none, one, two or more, at the mean size.
-        mean_prompt = float(self.grid.mean(self.grid.prefill_tokens)) / level
+        # Prompts that came before this one during the step under way: none, one of some size, or several of the mean.
+        sizes, sizes_w = _sizes(self.grid.prefill_tokens / level, self.grid.weights)
+        mean_prompt = float(sizes @ sizes_w)
         prompts_per_s = backlog.mean_arrivals / mean_prompt
-        before_w = _poisson3(prompts_per_s * now[:, None] * (1 - left)[None, :])
-        behind = (ahead - taken)[:, None, None] + np.array([0.0, 1.0, 2.2]) * mean_prompt
+        none, one, more, several = _poisson3(prompts_per_s * now[:, None] * (1 - left)[None, :])
+        before_w = np.concatenate([none[..., None], one[..., None] * sizes_w, more[..., None]], axis=-1)
+        before = np.concatenate(
+            [
+                np.zeros_like(none)[..., None],
+                np.broadcast_to(sizes, (*none.shape, 3)),
+                several[..., None] * mean_prompt,
+            ],
+            axis=-1,
+        )
+        behind = (ahead - taken)[:, None, None] + before
         total = behind[:, :, :, None] + np.maximum(prompts / level, 1e-3)[None, None, None, :]
         steps = np.ceil(total / K - 1e-9)
         wait = now[:, None, None, None] * left[None, :, None, None] + (steps - 1) * step_s[K]
         rest = total - (steps - 1) * K
-        # Prompts that arrive until its last step starts fill that step up.
-        none_later = np.exp(-prompts_per_s * wait)
+        # Prompts that arrive until its last step starts fill that step up: none, or about one of some size.
+        alone_w = np.exp(-prompts_per_s * wait)
         knots = np.concatenate([[0.0, 1e-3], np.arange(1, K + 1)])
         curve = np.concatenate([[step_s[0], 2 * step_s[1] - step_s[2] if K > 1 else step_s[1]], step_s[1:]])
-        alone = wait + np.interp(rest, knots, curve)
-        joined = wait + np.interp(
-            np.minimum(rest + np.maximum(mean_prompt, backlog.mean_arrivals * wait), K), knots, curve
-        )
-        w = (ahead_w[:, None, None] * (before_w / 2))[..., None] * prompt_w
-        first = spread(
-            np.stack([alone, joined]), np.stack([w * none_later, w * (1 - none_later)]), "prompt backlog chain"
-        )
+        # About m = lambda x wait of them, at least one: m / (1 - exp(-m)) given that there is any.
+        count = np.where(alone_w < 0.999, prompts_per_s * wait / np.maximum(1 - alone_w, 1e-9), 1.0)
+        filled = np.minimum(rest[..., None] + count[..., None] * np.concatenate([[0.0], sizes]), K)
+        time = wait[..., None] + np.interp(filled, knots, curve)
+        w = (ahead_w[:, None, None] * (before_w / len(left)))[..., None] * prompt_w
+        later_w = np.concatenate([alone_w[..., None], (1 - alone_w)[..., None] * sizes_w], axis=-1)
+        first = spread(time, w[..., None] * later_w, "prompt backlog chain")
         if len(slot) > 1:
             nodes, nodes_w = _nodes(first, 40)
             first = spread(
@@ -610,27 +620,42 @@ class LoadModel:
         worst, result = miss(cap)
         if worst <= 0:
             # lambda_slo lies above the cap: found as well, but coarsely, since nothing is planned there.
-            slo_rate = self._search(miss, cap, top * 0.999, result, 0.02)[0] if any(promised.values()) else top
+            slo_rate = (
+                self._search(miss, (cap, worst, result), (top * 0.9999, math.inf), 0.02)[0]
+                if any(promised.values())
+                else top
+            )
             return Capacity(top, slo_rate, cap, "load-cap", result)
         floor = top * 1e-3
         low_miss, low_result = miss(floor)
         if low_miss > 0:
             return Capacity(top, 0.0, 0.0, _binding(low_result, promised, margins), None)
-        rate, result = self._search(miss, floor, cap, low_result, tolerance)
+        rate, result = self._search(miss, (floor, low_miss, low_result), (cap, worst), tolerance)
         return Capacity(top, rate, rate, _binding(result, promised, margins), result)
 
     @staticmethod
     def _search(
-        miss: Callable[[float], tuple[float, LoadResult]], low: float, high: float, result: LoadResult, tolerance: float
+        miss: Callable[[float], tuple[float, LoadResult]],
+        low: tuple[float, float, LoadResult],
+        high: tuple[float, float],
+        tolerance: float,
     ) -> tuple[float, LoadResult]:
-        while high - low > tolerance * high:
-            mid = (low + high) / 2
-            found, at = miss(mid)
+        """Largest rate found that keeps every promise: regula falsi (Illinois) on log(figure / limit), kept bracketed."""
+        (x0, m0, result), (x1, m1) = low, high
+        f0, f1 = math.log(max(1 + m0, 1e-9)), math.log(1 + m1)
+        side = 0
+        while x1 - x0 > tolerance * x1:
+            cut = x0 + (x1 - x0) * f0 / (f0 - f1) if math.isfinite(f1) and f1 > f0 else (x0 + x1) / 2
+            # Never closer to an end than half the tolerance: the step must tell something.
+            x = min(max(cut, x0 + tolerance * x1 / 2), x1 - tolerance * x1 / 2)
+            found, at = miss(x)
             if found <= 0:
-                low, result = mid, at
+                x0, f0, result = x, math.log(max(1 + found, 1e-9)), at
+                f1, side = (f1 / 2 if side == 1 else f1), 1
             else:
-                high = mid
-        return low, result
+                x1, f1 = x, math.log(1 + found)
+                f0, side = (f0 / 2 if side == -1 else f0), -1
+        return x0, result
 
 
 def _binding(result: LoadResult, slos: Mapping[str, Sequence[Slo]], margins: Mapping[str, float] | None) -> str:
@@ -663,11 +688,21 @@ def _levels(p: Floats, count: int) -> tuple[Floats, Floats]:
     return _strata_of(np.arange(len(p), dtype=np.float64), p, count)
 
 
-def _poisson3(mean: Floats) -> Floats:
-    """P(0), P(1), P(2 or more) along a new last axis."""
+def _poisson3(mean: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Probabilities of none, one, and more, and the mean of these."""
     none = np.exp(-mean)
     one = mean * none
-    return np.stack([none, one, np.maximum(1 - none - one, 0.0)], axis=-1)
+    more = np.maximum(1 - none - one, 1e-12)
+    return none, one, more, np.maximum((mean - one) / more, 2.0)
+
+
+def _sizes(values: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """Three nodes of a distribution: the means of its lower 70%, the next 25% and the top."""
+    v, w = _sorted(values, weights)
+    cell = np.searchsorted(np.array([0.7, 0.95]), np.cumsum(w) - w / 2)
+    mass = np.bincount(cell, weights=w, minlength=3)
+    mean = np.bincount(cell, weights=w * v, minlength=3) / np.maximum(mass, 1e-12)
+    return np.where(mass > 0, mean, float(w @ v)), mass
 
 
 def _nodes(s: Spread, count: int) -> tuple[Floats, Floats]:

@@ -91,7 +91,7 @@ def backlog_chain(
     geometric batches, which is how gaps with CV^2 = 2 batch_mean - 1 look from afar.
     """
     size = 2 * levels
-    exact = np.maximum(prompt_tokens / level_tokens, 1.0)
+    exact = prompt_tokens / level_tokens
     low = np.floor(exact).astype(np.int64)
     up = exact - low
     pmf = np.bincount(np.minimum(low, size - 1), weights=prompt_weights * (1 - up), minlength=size)
@@ -112,12 +112,7 @@ def backlog_chain(
     shift = w[None, :] - start[:, None]
     moved = arrivals[taken[:, None], np.maximum(shift, 0)] * (shift >= 0)
     moved[:, -1] += np.maximum(1 - moved.sum(axis=1), 0.0)
-    system = moved.T - np.eye(levels)
-    system[-1] = 1.0
-    right = np.zeros(levels)
-    right[-1] = 1.0
-    pi = np.maximum(np.linalg.solve(system, right), 0.0)
-    pi /= pi.sum()
+    pi = _stationary(moved, chunk_levels)
     durations = step_s[taken].copy()
     if idle:
         durations[0] = 1 / rate
@@ -132,3 +127,26 @@ def backlog_chain(
         rate_per_s * float(exact @ prompt_weights),
         float(pi[-1]),
     )
+
+
+def _stationary(chain: Floats, down: int) -> Floats:
+    """Stationary distribution of a chain that falls at most `down` states at a time (Grassmann, Taksar, Heyman).
+
+    States are eliminated from the top; row n reaches no further down than n - down, so each elimination touches
+    `down` columns. No subtraction, hence exact tails; and no LAPACK, whose threads cost more than they bring here.
+    """
+    p = np.asfortranarray(chain)
+    size = len(p)
+    shares = []
+    for n in range(size - 1, 0, -1):
+        low = max(n - down, 0)
+        row = p[n, low:n]
+        share = p[:n, n] / max(float(row.sum()), 1e-300)
+        p[:n, low:n] += share[:, None] * row
+        shares.append(share)
+    pi = np.zeros(size)
+    pi[0] = 1.0
+    for n in range(1, size):
+        pi[n] = float(np.dot(pi[:n], shares[size - 1 - n]))
+    total: Floats = pi / pi.sum()
+    return total

@@ -159,8 +159,8 @@ def _grid(lengths: JointLengths, hits: PrefixHits, replicas: int) -> Requests:
         return Requests(inputs, cached, outputs, thinking, weights / weights.sum())
     numbers, turn_w = _turn_weights(lengths.turns)
     many = len(numbers) > 1
-    i_v, i_w = lengths.input.grid(12 if many else 24)
-    o_v, o_w = lengths.output.grid(10)
+    i_v, i_w = lengths.input.grid(12 if many else 20)
+    o_v, o_w = lengths.output.grid(10 if many else 14)
     t_v, t_w = lengths.thinking.grid(5) if lengths.thinking is not None else (np.zeros(1), np.ones(1))
     if len(numbers) > 8:  # long sessions: a few turns stand for all
         pick = np.unique(np.linspace(0, len(numbers) - 1, 8).round().astype(int))

@@ -11,6 +11,7 @@ import numpy as np
 from planner.errors import UserError
 from planner.intent.slo import Slo
 from planner.perf.load import LOAD_CAP, LoadModel, LoadResult
+from planner.perf.nodes import spread_nodes
 from planner.perf.pool import Handover, PoolSpec
 from planner.perf.spread import ClassFigures, Spread, spread
 from planner.perf.traffic import ClassLoad
@@ -53,8 +54,8 @@ class PairModel:
 
     def evaluate(self, prefill_rate_per_s: float, decode_rate_per_s: float, *, e2e: bool = True) -> PairResult:
         """Both replicas at their rates: they differ when the pools have different counts."""
-        p = self.prefill.evaluate(prefill_rate_per_s, e2e=False)
-        d = self.decode.evaluate(decode_rate_per_s, e2e=False)
+        p = self.prefill.evaluate(prefill_rate_per_s, metrics=frozenset({"ttft"}))
+        d = self.decode.evaluate(decode_rate_per_s, metrics=frozenset({"ttft", "itl", "tpot"}))
         nic = prefill_rate_per_s * self._held_s
         if not (p.stable and d.stable) or nic >= 0.999:
             never = spread([math.inf, math.inf], [1.0, 1.0], "unstable", mean=math.inf)
@@ -69,8 +70,8 @@ class PairModel:
             gaps = np.maximum(grid.output_tokens - 1, 0.0)
             whole = None
             if e2e:
-                t, tw = _nodes(ttft, 9)
-                s, sw = _nodes(fd.tpot, 7)
+                t, tw = spread_nodes(ttft, 9)
+                s, sw = spread_nodes(fd.tpot, 7)
                 whole = spread(
                     t[None, :, None] + gaps[:, None, None] * s[None, None, :],
                     grid.weights[:, None, None] * tw[None, :, None] * sw[None, None, :],
@@ -79,7 +80,7 @@ class PairModel:
                 )
             ttfa = None
             if grid.mean(grid.thinking_tokens) > 0:
-                t, tw = _nodes(ttft, 9)
+                t, tw = spread_nodes(ttft, 9)
                 ttfa = spread(
                     t[None, :] + grid.thinking_tokens[:, None] * fd.itl.mean,
                     grid.weights[:, None] * tw[None, :],
@@ -113,18 +114,12 @@ def check_handover(handover: Handover | None) -> Handover:
     return handover
 
 
-def _nodes(s: Spread, count: int) -> tuple[np.ndarray, np.ndarray]:
-    edges = np.concatenate([np.linspace(0, 0.9, count - 4), [0.95, 0.98, 0.99, 0.997, 1.0]])
-    middle = (edges[1:] + edges[:-1]) / 2
-    return np.interp(middle, s.cumulative, s.values), np.diff(edges)
-
-
 def _sum(a: Spread, b: Spread) -> Spread:
     """Sum of two independent times, on nodes; means add exactly."""
     if len(b.values) == 1 or b.values[0] == b.values[-1]:
         return a.shifted(b.mean)
-    av, aw = _nodes(a, 24)
-    bv, bw = _nodes(b, 12)
+    av, aw = spread_nodes(a, 24)
+    bv, bw = spread_nodes(b, 12)
     return spread(
         av[:, None] + bv[None, :], aw[:, None] * bw[None, :], f"{a.method} + {b.method}", mean=a.mean + b.mean
     )

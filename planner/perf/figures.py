@@ -1,0 +1,189 @@
+"""What clients see of a replica at a rate: gaps, first tokens, mean gaps of requests."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from planner.perf.lengths import Floats, normal_cdf
+from planner.perf.nodes import (
+    exponential_nodes,
+    gamma_quantile,
+    level_nodes,
+    poisson3,
+    size_nodes,
+    sorted_by,
+    spread_nodes,
+    strata_of,
+)
+from planner.perf.queue import Backlog, Running
+from planner.perf.replica import ReplicaModel
+from planner.perf.spread import Spread, spread
+from planner.perf.table_math import along
+from planner.perf.traffic import Requests
+
+_Z = np.array([-2.33, -1.28, -0.67, 0.0, 0.67, 1.28, 2.33])
+_Z_WEIGHTS = np.array([0.04, 0.16, 0.2, 0.2, 0.2, 0.16, 0.04])
+
+
+def gap_spread(model: ReplicaModel, run: Running, backlog: Backlog | None, rate: float) -> Spread:
+    """All gaps pooled: decode steps at the running batch, with and without prompt chunks in them."""
+    if model.mean_steps == 0:
+        return spread([0.0, 0.0], [1.0, 1.0], "no gaps", mean=0.0)
+    nodes, weights = model.running_nodes(run)
+    base = np.interp(nodes, np.arange(1, len(model.step) + 1), model.step)
+    per_step, token_s = model.per_step, model.pool.table.token_s
+    little = run.mean / (rate * model.mean_steps)
+    if backlog is None:
+        values, w = base, weights
+    elif model.pool.scheduler == "prefill-first":
+        values, w = stalls(model, base, weights, rate)
+    else:
+        added = backlog.step_s - backlog.step_s[0]
+        where, where_w = positions(model, run.mean)
+        full = np.outer(np.arange(backlog.chunk_levels + 1) * backlog.level_tokens, where)
+        extra = added[:, None] + full
+        values = base[:, None, None] + extra[None]
+        w = weights[:, None, None] * backlog.chunks[None, :, None] * where_w[None, None, :]
+    # The chain's mean (Little's law) is the better one: keep it, and let the percentiles be the mixture's.
+    if per_step > 1:
+        # A verified step yields several tokens at once: one gap of a step, the others of nothing.
+        values, w = (
+            np.concatenate([np.ravel(values), [0.0]]),
+            np.concatenate([np.ravel(w) / np.sum(w) / per_step, [1 - 1 / per_step]]),
+        )
+    return spread(values, w, "mixed-step mixture", mean=little / per_step).shifted(token_s)
+
+
+def positions(model: ReplicaModel, decodes: float) -> tuple[Floats, Floats]:
+    """How much dearer a prompt token is at its chunk's place in the prompt than on average (s per token)."""
+    g, table = model.grid, model.pool.table
+    chunk = model.chunk(decodes)
+    at = np.array([1, 3, 5, 7]) / 8
+    tokens = g.prefill_tokens
+    size = np.minimum(chunk, tokens)
+    start = g.cached_tokens[:, None] + np.maximum(tokens - size, 0.0)[:, None] * at
+    cost = along(table.prefill_attention, size[:, None] * start + (size * (size + 1) / 2)[:, None]) / size[:, None]
+    w = (g.weights * tokens)[:, None] * np.full(4, 0.25)
+    order = np.argsort(cost, axis=None, kind="stable")
+    c, wt = cost.ravel()[order], w.ravel()[order]
+    cell = np.minimum((np.cumsum(wt) - wt / 2) / wt.sum() * 8, 7).astype(int)
+    mass = np.bincount(cell, weights=wt, minlength=8)
+    value = np.bincount(cell, weights=wt * c, minlength=8)
+    keep = mass > 0
+    mean = float(value.sum() / mass.sum())
+    return value[keep] / mass[keep] - mean, mass[keep] / mass.sum()
+
+
+def stalls(model: ReplicaModel, base: Floats, weights: Floats, rate: float) -> tuple[Floats, Floats]:
+    """Gaps under a prefill-first scheduler: a decode step, and the busy period of the prompts that came meanwhile.
+
+    Busy period of M/G/1 with work S: E = E[S] / (1 - rho), E2 = E[S^2] / (1 - rho)^3, as a gamma.
+    """
+    work = model.prompts_s(0.0, None)
+    mean, second = model.grid.mean(work), model.grid.mean(work**2)
+    rho = min(rate * mean, 0.98)
+    # Stalls cluster a little (a stalled batch grows): 8% more gaps meet one than independent arrivals say.
+    some = np.minimum(1.08 * (1 - np.exp(-rate * base)), 1.0)
+    busy, busy2 = mean / (1 - rho), second / (1 - rho) ** 3
+    z = np.linspace(-2.4, 2.9, 24)
+    density = np.diff(normal_cdf(np.concatenate([[-9], (z[1:] + z[:-1]) / 2, [9]])))
+    long = np.array([gamma_quantile(busy, math.sqrt(max(busy2 - busy**2, 1e-18)), float(x)) for x in z])
+    values = np.concatenate([base, (base[:, None] + long[None]).ravel()])
+    return values, np.concatenate([weights * (1 - some), ((weights * some)[:, None] * density[None]).ravel()])
+
+
+def ttft_spread(model: ReplicaModel, grid: Requests, run: Running, backlog: Backlog | None) -> Spread:
+    """Wait for a slot, for the step under way, for the prompts ahead, and the own prompt's steps."""
+    host = model.pool.table.request_s + model.pool.table.token_s
+    slot, slot_w = exponential_nodes(run.queue_ratio, run.queue_rate_per_s)
+    if backlog is None:
+        # A decode pool: admission at the next step boundary, then one step.
+        nodes, w = model.running_nodes(run)
+        step = np.interp(nodes, np.arange(1, len(model.step) + 1), model.step)
+        values = step[:, None, None] * (1 + np.array([1, 3, 5]) / 6)[None, :, None] + slot[None, None, :] + host
+        return spread(
+            values,
+            w[:, None, None] * np.full(3, 1 / 3)[None, :, None] * slot_w[None, None, :],
+            "next step, slot wait",
+        )
+    prompts, prompt_w = strata_of(*sorted_by(grid.prefill_tokens, grid.weights), 13)
+    K, level, step_s = backlog.chunk_levels, backlog.level_tokens, backlog.step_s
+    ahead, ahead_w = level_nodes(backlog.at_arrivals, 16)
+    taken = np.minimum(ahead, K)
+    now = np.interp(taken, np.arange(K + 1), step_s)
+    if step_s[0] == 0.0:  # an idle replica starts at once
+        now = np.where(ahead < 0.5, 0.0, now)
+    left = np.array([1, 3]) / 4
+    # Prompts that came before this one during the step under way: none, one of some size, or several of the mean.
+    sizes, sizes_w = size_nodes(model.grid.prefill_tokens / level, model.grid.weights)
+    mean_prompt = float(sizes @ sizes_w)
+    prompts_per_s = backlog.mean_arrivals / mean_prompt
+    none, one, more, several = poisson3(prompts_per_s * now[:, None] * (1 - left)[None, :])
+    before_w = np.concatenate([none[..., None], one[..., None] * sizes_w, more[..., None]], axis=-1)
+    before = np.concatenate(
+        [
+            np.zeros_like(none)[..., None],
+            np.broadcast_to(sizes, (*none.shape, 3)),
+            several[..., None] * mean_prompt,
+        ],
+        axis=-1,
+    )
+    behind = (ahead - taken)[:, None, None] + before
+    total = behind[:, :, :, None] + np.maximum(prompts / level, 1e-3)[None, None, None, :]
+    steps = np.ceil(total / K - 1e-9)
+    wait = now[:, None, None, None] * left[None, :, None, None] + (steps - 1) * step_s[K]
+    rest = total - (steps - 1) * K
+    # Prompts that arrive until its last step starts fill that step up: none, or about one of some size.
+    alone_w = np.exp(-prompts_per_s * wait)
+    knots = np.concatenate([[0.0, 1e-3], np.arange(1, K + 1)])
+    curve = np.concatenate([[step_s[0], 2 * step_s[1] - step_s[2] if K > 1 else step_s[1]], step_s[1:]])
+    # About m = lambda x wait of them, at least one: m / (1 - exp(-m)) given that there is any.
+    count = np.where(alone_w < 0.999, prompts_per_s * wait / np.maximum(1 - alone_w, 1e-9), 1.0)
+    filled = np.minimum(rest[..., None] + count[..., None] * np.concatenate([[0.0], sizes]), K)
+    time = wait[..., None] + np.interp(filled, knots, curve)
+    w = (ahead_w[:, None, None] * (before_w / len(left)))[..., None] * prompt_w
+    later_w = np.concatenate([alone_w[..., None], (1 - alone_w)[..., None] * sizes_w], axis=-1)
+    first = spread(time, w[..., None] * later_w, "prompt backlog chain")
+    if len(slot) > 1:
+        nodes, nodes_w = spread_nodes(first, 40)
+        first = spread(
+            nodes[:, None] + slot[None, :], nodes_w[:, None] * slot_w[None, :], "prompt backlog chain, slot wait"
+        )
+    return first.shifted(host + model.pool.table.stream_s * (run.mean + 1))
+
+
+def tpot_spread(
+    model: ReplicaModel, grid: Requests, run: Running, backlog: Backlog | None, *, itl: Spread, rate: float
+) -> Spread:
+    """A request's mean gap: the mean at its batch, and the luck of how many prompts it met."""
+    if model.mean_steps == 0:
+        return spread([0.0, 0.0], [1.0, 1.0], "no gaps", mean=0.0)
+    nodes, weights = model.running_nodes(run)
+    base = np.interp(nodes, np.arange(1, len(model.step) + 1), model.step)
+    gaps = np.maximum(grid.output_tokens - 1, 0.0)
+    keep = gaps >= 1
+    if not keep.any():
+        return spread([0.0, 0.0], [1.0, 1.0], "no gaps", mean=0.0)
+    o, o_w = strata_of(*sorted_by(gaps[keep], grid.weights[keep]), 9)
+    # o steps of work x = o t / E take a busy period of the prompts that come meanwhile, after those there already:
+    # mean (x + W) / (1 - rho), variance (x + W) lambda E[S^2] / (1 - rho)^3, as a gamma.
+    x = o[None, :] * base[:, None] / model.per_step
+    if backlog is None:
+        mean, sd = x[:, :, None], np.zeros_like(x)[:, :, None]
+        wait_w = np.ones(1)
+    else:
+        # W is what a prompt leaves behind, in time added to steps: as much as it found (nodes of the backlog).
+        levels, wait_w = level_nodes(backlog.at_arrivals, 7)
+        wait = levels * (backlog.step_s[-1] - backlog.step_s[0]) / backlog.chunk_levels
+        work, work2 = model.work(run.mean)
+        rho = min(rate * work, 0.95)
+        start = x[:, :, None] + wait[None, None, :]
+        mean = start / (1 - rho)
+        sd = np.sqrt(start * rate * work2 / (1 - rho) ** 3)
+    k = np.maximum((mean / np.maximum(sd, 1e-12)) ** 2, 1e-3)[..., None]
+    cube = np.maximum(1 - 1 / (9 * k) + _Z / (3 * np.sqrt(k)), 0.0) ** 3
+    values = np.maximum(mean[..., None] * cube, x[:, :, None, None]) / o[None, :, None, None]
+    w = weights[:, None, None, None] * o_w[None, :, None, None] * wait_w[None, None, :, None] * _Z_WEIGHTS
+    return spread(values, w, "delay busy period", mean=itl.mean).shifted(model.pool.table.token_s)

@@ -1,0 +1,262 @@
+"""One replica under a class mix: the running batch and the prompt backlog at a rate, before any promise.
+
+How many sequences run is a birth-death chain whose service slows with the batch; how long prompts wait is the chain
+of the prompt backlog from step to step (an M/G/1 queue that knows about chunks and shared steps).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from planner.perf.lengths import Floats
+from planner.perf.pool import PoolSpec
+from planner.perf.queue import Backlog, Running, backlog_chain, birth_death
+from planner.perf.table_math import along, decode_s, prompt_attention_s, prompt_extra_s
+from planner.perf.traffic import ClassLoad, Requests
+
+LEVELS = 110
+"""Of the backlog chain: its cost grows with their square."""
+
+
+class ReplicaModel:
+    """A replica and a class mix, prepared once for many rates: how many run, how much prompt waits."""
+
+    def __init__(self, pool: PoolSpec, classes: Sequence[ClassLoad]) -> None:
+        assert classes
+        total = math.fsum(c.rate_per_s for c in classes)
+        assert total > 0
+        self.pool = pool
+        self.classes = tuple(classes)
+        self.shares = tuple(c.rate_per_s / total for c in classes)
+        self.grids = tuple(c.grid(replicas=pool.replicas) for c in classes)
+        mixed = [
+            np.concatenate([getattr(g, name) for g in self.grids])
+            for name in ("input_tokens", "cached_tokens", "output_tokens", "thinking_tokens")
+        ]
+        weights = np.concatenate([g.weights * s for g, s in zip(self.grids, self.shares, strict=True)])
+        self.grid = Requests(mixed[0], mixed[1], mixed[2], mixed[3], weights / weights.sum())
+        self.batch_mean = (
+            1 + max(1.0, math.fsum(s * c.arrivals_cv**2 for s, c in zip(self.shares, self.classes, strict=True)))
+        ) / 2
+        self._prepare()
+
+    def _prepare(self) -> None:
+        pool, g = self.pool, self.grid
+        per_step = pool.drafting.tokens_per_step if pool.drafting is not None else 1.0
+        self.gaps = np.maximum(g.output_tokens - 1, 0.0) if pool.role == "aggregated" else g.output_tokens
+        self.decode_steps = self.gaps / per_step if pool.role != "prefill" else np.zeros_like(self.gaps)
+        self.mean_steps = g.mean(self.decode_steps)
+        self.per_step = per_step
+        self.prefills = pool.role != "decode"
+        decoding = self.mean_steps > 0
+        # Context and cache of a sequence caught while running: long answers are caught more often (o-weighted), at
+        # a uniform point of their answer (three nodes).
+        outputs = self.gaps if decoding else np.ones_like(self.gaps)
+        caught = g.weights * outputs / g.mean(outputs)
+        at = g.input_tokens[:, None] + outputs[:, None] * np.array([1, 3, 5]) / 6
+        self.context = float(caught @ at.mean(axis=1))
+        half = pool.block_tokens / 2
+        cost = along(pool.kv_cost, at + half) if pool.kv_cost is not None else at + half
+        # A prompt found in the cache is shared where it is a common prefix; counting it whole errs on the safe side.
+        self.kv_mean = float(caught @ cost.mean(axis=1))
+        self.kv_var = max(float(caught @ (cost**2).mean(axis=1)) - self.kv_mean**2, 0.0)
+        longest = g.input_tokens + g.output_tokens
+        self.longest_fits = bool(pool.cost(float(longest.max())) <= pool.kv_capacity)
+        self.slots = self._slots()
+        if decoding:
+            n = np.arange(1, self.slots + 1, dtype=np.float64)
+            self.step = decode_s(pool, n, self.context)
+        else:
+            self.step = np.zeros(1)
+        self.lambda_max = self._lambda_max()
+        self._typical_n = min(self.slots, 8) if decoding else 0
+        self._knots = sorted({1, max(1, self.slots // 4), max(1, self.slots // 2), self.slots}) if decoding else [0]
+        if self.prefills:
+            works = [self.prompts_s(float(k)) for k in self._knots]
+            self._work_means = [g.mean(w) for w in works]
+            self._work_seconds = [g.mean(w**2) for w in works]
+            self._attention_means = [
+                g.mean(
+                    prompt_attention_s(
+                        pool.table,
+                        chunk_tokens=self.chunk(float(k)),
+                        start_tokens=g.cached_tokens,
+                        prefill_tokens=g.prefill_tokens,
+                    )
+                )
+                for k in self._knots
+            ]
+        order = np.argsort(self.gaps, kind="stable")
+        o, w = self.gaps[order], g.weights[order]
+        # E[min(o, o')] = sum over o of o x (chance that this one is the smaller)
+        above = 1 - np.cumsum(w)
+        self.overlap_ratio = float((o * w) @ (2 * above + w)) / g.mean(self.gaps) if decoding else 1.0
+        # Variance of arrivals over long stretches, halfway to the plain Poisson one for spread-out answers.
+        self.burst_ratio = 1 + (2 * self.batch_mean - 2) * self.overlap_ratio
+
+    def _slots(self) -> int:
+        """Sequences in service at most: the cap, or as many as the cache holds at the mean plus one sigma."""
+        cap, room = self.pool.max_num_seqs, self.pool.kv_capacity
+        # n m + sqrt(n v) = room, solved for sqrt(n)
+        root = (-math.sqrt(self.kv_var) + math.sqrt(self.kv_var + 4 * self.kv_mean * room)) / (2 * self.kv_mean)
+        return max(1, min(cap, int(root * root)))
+
+    def chunk(self, decodes: float) -> float:
+        """Prompt tokens that fit into a step beside the decodes."""
+        pool = self.pool
+        if pool.role == "prefill" or pool.scheduler == "prefill-first":
+            return float(pool.max_num_batched_tokens)
+        return max(1.0, pool.max_num_batched_tokens - decodes * pool.tokens_per_sequence)
+
+    def beside(self, decodes: float) -> float:
+        """Decode tokens in the steps that prompts ride in."""
+        return (
+            0.0
+            if self.pool.scheduler == "prefill-first" or self.pool.role == "prefill"
+            else decodes * self.pool.tokens_per_sequence
+        )
+
+    def prompts_s(self, decodes: float, step_tokens: float | None = None) -> Floats:
+        """Seconds that each prompt of the grid adds to steps with this many decodes beside it."""
+        g = self.grid
+        size = None if step_tokens is None else np.maximum(g.prefill_tokens, step_tokens)
+        return prompt_extra_s(
+            self.pool.table,
+            decode_tokens=self.beside(decodes),
+            chunk_tokens=self.chunk(decodes),
+            start_tokens=g.cached_tokens,
+            prefill_tokens=g.prefill_tokens,
+            step_tokens=size,
+        )
+
+    def _lambda_max(self) -> float:
+        """Rate at which the queue starts to grow: N requests each N x (their decode steps) + their prompts.
+
+        lambda_max = N / (steps t(N) + N P(N)), prompts in full chunks
+        """
+        if not self.prefills:
+            return self.slots / (self.mean_steps * float(self.step[-1])) * self.pool.lockstep_ranks
+        full = self.chunk(self.slots)
+        prompts = self.grid.mean(self.prompts_s(self.slots if self.mean_steps else 0, full))
+        if self.mean_steps == 0:
+            return self.pool.lockstep_ranks / prompts
+        return self.pool.lockstep_ranks * self.slots / (self.mean_steps * float(self.step[-1]) + self.slots * prompts)
+
+    def running(self, rate_per_s: float) -> Running:
+        """Sequences that decode. Prompts are short beside answers, so their share of the time is an average:
+
+        mu(n) = n (1 - lambda P(n)) / (steps t(n));  with all slots taken prompts come as slots free up.
+        """
+        if self.mean_steps == 0:
+            return Running(np.array([1.0]), 0.0, 1e9)
+        n = np.arange(1, self.slots + 1, dtype=np.float64)
+        left = np.ones_like(n)
+        if self.prefills:
+            g, mixed = self.grid, self.pool.table.linear_mixed
+            typical = g.mean(g.prefill_tokens)
+            p = []
+            for k, alone, attention in zip(self._knots, self._work_means, self._attention_means, strict=True):
+                # Prompts that arrive during a prompt's step share the next one.
+                beside, step = self.beside(k), float(self.step[k - 1])
+                merged = min(typical * (1 + rate_per_s * (step + alone)), self.chunk(k))
+                sizes = np.minimum(np.maximum(g.prefill_tokens, merged), self.chunk(k))
+                base = float(self.pool.table.linear_decode(beside)) if beside else 0.0
+                p.append(
+                    float((g.weights * g.prefill_tokens) @ ((along(mixed, beside + sizes) - base) / sizes)) + attention
+                )
+            left = np.maximum(1 - rate_per_s * np.interp(n, self._knots, p), 0.02)
+        departures = n * left / (self.mean_steps * self.step)
+        departures[-1] = self.lambda_max / self.pool.lockstep_ranks
+        return birth_death(rate_per_s=rate_per_s, departures_per_s=departures, dispersion=self._dispersion(rate_per_s))
+
+    def work(self, decodes: float) -> tuple[float, float]:
+        """Mean and second moment of the seconds that a prompt adds to steps, at this many decodes."""
+        return float(np.interp(decodes, self._knots, self._work_means)), float(
+            np.interp(decodes, self._knots, self._work_seconds)
+        )
+
+    def _dispersion(self, rate_per_s: float) -> float:
+        """How much wider than the chain's the running batch spreads, because a busy prompt queue slows all at once.
+
+        Over an answer's time T, N arrivals bring work L = sum S. n = N + lambda L / (1 - rho), so
+        Var n / (lambda T) = (1 + lambda^2 Var S) / (1 - rho)^2; shared noise passes answers of different lengths by
+        E[min(o, o')] / E[o] (1 for equal ones), the chain's own noise is there already.
+        """
+        if not self.prefills:
+            return self.burst_ratio
+        mean, second = self.work(self._typical_n)
+        var = max(second - mean**2, 0.0)
+        rho = min(rate_per_s * mean, 0.9)
+        shared = (1 + rate_per_s**2 * var) / (1 - rho) ** 2
+        return self.burst_ratio * (1 + self.overlap_ratio * (shared - 1))
+
+    def backlog(self, rate_per_s: float, decodes: float) -> Backlog:
+        """The prompt backlog beside a steady number of decodes."""
+        g, pool = self.grid, self.pool
+        tokens = g.prefill_tokens
+        chunk = self.chunk(decodes)
+        beside = self.beside(decodes)
+        attention = prompt_attention_s(
+            pool.table, chunk_tokens=chunk, start_tokens=g.cached_tokens, prefill_tokens=tokens
+        )
+        per_token = g.mean(attention) / g.mean(tokens)
+        base = float(self.step_at(decodes)) if beside else 0.0
+        # Tokens weighted with their time: a long prompt's attention makes its tokens dearer than average.
+        full = (
+            base
+            + (
+                float(along(pool.table.linear_mixed, beside + chunk))
+                - (float(pool.table.linear_decode(beside)) if beside else 0.0)
+            )
+        ) / chunk
+        even = tokens * (full + attention / tokens) / (full + per_token)
+        mean = g.mean(even)
+        load = min(rate_per_s * mean * (full + per_token), 0.97)
+        second = g.mean(even**2)
+        tail = second / (2 * mean * (1 - load)) * 7 * (self.batch_mean if self.batch_mean > 1 else 1.0)
+        reach = tail + float(even.max()) + 2 * chunk
+        fine = min(chunk / 4, max(mean / 3, chunk / 32))
+        level = max(fine, reach / LEVELS)
+        per_chunk = max(1, round(chunk / level))
+        level = chunk / per_chunk
+        levels = int(min(max(reach / level, 2 * per_chunk + 2), 2 * LEVELS)) + 1
+        k = np.arange(per_chunk + 1)
+        linear = along(pool.table.linear_mixed, beside + k * level) - (
+            float(pool.table.linear_decode(beside)) if beside else 0.0
+        )
+        step = base + np.where(k > 0, linear + per_token * k * level, 0.0)
+        idle = base == 0.0
+        if idle:
+            step[0] = 0.0
+        return backlog_chain(
+            rate_per_s=rate_per_s,
+            prompt_tokens=even,
+            prompt_weights=g.weights,
+            level_tokens=level,
+            levels=levels,
+            chunk_levels=per_chunk,
+            step_s=step,
+            idle=idle,
+            batch_mean=self.batch_mean,
+        )
+
+    def step_at(self, decodes: float) -> float:
+        if decodes < 1:
+            return float(self.step[0])
+        return float(np.interp(decodes, np.arange(1, len(self.step) + 1), self.step))
+
+    def running_nodes(self, run: Running) -> tuple[Floats, Floats]:
+        """Numbers of decoding sequences as a gap sees them (weighted with themselves), a few nodes."""
+        p = run.probabilities
+        n = np.arange(len(p), dtype=np.float64)
+        w = p * n
+        cumulative = np.cumsum(w) / w.sum()
+        edges = np.array([0.05, 0.25, 0.5, 0.75, 0.95, 0.99])
+        cell = np.searchsorted(edges, cumulative - w / w.sum() / 2)
+        cw = np.bincount(cell, weights=w, minlength=7)
+        cn = np.bincount(cell, weights=w * n, minlength=7)
+        keep = cw > 0
+        return cn[keep] / cw[keep], cw[keep] / cw.sum()

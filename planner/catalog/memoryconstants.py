@@ -59,6 +59,13 @@ class Ranks(Strict):
     source: Source
 
 
+class Encoders(Strict):
+    """Vision and audio encoders beside the text model."""
+
+    bytes: Size
+    source: Source
+
+
 class Headroom(Strict):
     """What must be left over before a plan says that something fits."""
 
@@ -117,6 +124,7 @@ class Constants(Strict):
     graphs: Graphs
     overhead: Overhead
     ranks: Ranks
+    encoders: Encoders
     headroom: Headroom
     vllm: tuple[Vllm, ...]
     sglang: tuple[Sglang, ...]

@@ -39,7 +39,7 @@ class Memory:
     activation_bytes: float
     cudagraph_bytes: float
     overhead_bytes: float
-    """CUDA context, communication buffers, workspaces outside torch."""
+    """CUDA context, communication buffers, workspaces outside torch; vision and audio encoders where there are some."""
     kv_bytes: float
     """Left for the cache; negative where the rest alone is too large."""
     kv_tokens: int
@@ -77,6 +77,8 @@ class _Fixed:
     foot: Footprint
     groups: tuple[Group, ...]
     linked: bool
+    encoders_bytes: float
+    """Vision and audio encoders, which the model's arithmetic leaves out."""
     approximate: bool
 
 
@@ -103,7 +105,8 @@ def _make_fixed(d: Deployment) -> _Fixed:
         groups = vllm_groups(d.arch, d.kv_dtype, d.shape, state_blocks=vllm(d.engine_version).state_blocks)
     linked = d.hardware.scale_up_gpus > 1
     approximate = bool(d.arch.approximate) or (compressed and d.engine != "vllm")
-    return _Fixed(torch_bytes(d.hardware), weights, footprint(d), groups, linked, approximate)
+    encoders = constants().encoders.bytes if any("encoder" in x for x in d.arch.left_out) else 0.0
+    return _Fixed(torch_bytes(d.hardware), weights, footprint(d), groups, linked, encoders, approximate)
 
 
 def mxfp4_padding_by_stage(d: Deployment) -> tuple[float, ...]:
@@ -210,8 +213,8 @@ def _overhead(d: Deployment, f: _Fixed) -> float:
     c = constants().overhead
     if d.shape.tp * d.shape.dp > 1:
         crosses = d.shape.tp * d.shape.dp > d.hardware.gpus_per_node
-        return c.linked if f.linked or crosses else c.unlinked
-    return c.one + (c.staged if d.shape.pp > 1 else 0.0)
+        return f.encoders_bytes + (c.linked if f.linked or crosses else c.unlinked)
+    return f.encoders_bytes + c.one + (c.staged if d.shape.pp > 1 else 0.0)
 
 
 def _vllm(d: Deployment, batched: int, seqs: int, model_len: int, utilization: float | None) -> Memory:
@@ -261,7 +264,7 @@ def _sglang(d: Deployment, batched: int, seqs: int, model_len: int, utilization:
         hidden_copies=c.hidden_copies, logit_held_bytes=0.0, logit_peak_bytes=c.logit_peak,
     )  # fmt: skip
     graphs = _sglang_graphs_mib(d, chunk_tokens=batched * d.shape.dp, largest_graph=seqs) * MIB
-    left = tuple(usable - w for w in f.weights)
+    left = tuple(usable - w - f.encoders_bytes for w in f.weights)
     reason = ""
     if free - usable < activation:
         reason = (
@@ -270,7 +273,8 @@ def _sglang(d: Deployment, batched: int, seqs: int, model_len: int, utilization:
         )
     return _finish(
         d, f, left, batched, model_len,
-        usable=usable, activation=activation, graphs=graphs, overhead=context, share=share, reason=reason,
+        usable=usable, activation=activation, graphs=graphs, overhead=context + f.encoders_bytes,
+        share=share, reason=reason,
         method="mem_fraction_static x free before loading - weights",
         source=f"sglang {d.engine_version}: {c.source}",
     )  # fmt: skip
@@ -279,7 +283,7 @@ def _sglang(d: Deployment, batched: int, seqs: int, model_len: int, utilization:
 def _trtllm(d: Deployment, batched: int, seqs: int, model_len: int, utilization: float | None) -> Memory:
     f, c = _fixed(d), trtllm(d.engine_version)
     share = utilization if utilization is not None else c.free_fraction_ratio
-    overhead = c.other + (c.communication if d.shape.gpus > 1 else 0.0)
+    overhead = c.other + f.encoders_bytes + (c.communication if d.shape.gpus > 1 else 0.0)
     activation = activation_bytes(
         f.foot, max_num_batched_tokens=batched, max_num_seqs=seqs, hidden_copies=3.0,
         logit_held_bytes=0.0, logit_peak_bytes=4.0,
@@ -374,8 +378,7 @@ def _sglang_graphs_mib(d: Deployment, *, chunk_tokens: int, largest_graph: int) 
         mib += 2 * largest_graph
         if d.shape.dp > 1:
             mib += largest_graph * d.shape.dp * (4.5 if largest_graph > 300 else 3.0)
-    blackwell_mla = sglang_page_tokens(d) == 64 and _mla(d)
-    if d.role != "decode" and d.shape.pp == 1 and not blackwell_mla:
+    if d.role != "decode" and d.shape.pp == 1:
         mib += 1536 if _mla(d) else 8 * _prefill_sizes(chunk_tokens)
     return mib
 

@@ -49,4 +49,8 @@ class StateHeads:
                 return f"{m.heads} heads of the {m.kind} state do not divide by tp {tp}"
             if m.groups is not None and m.groups != 1 and m.groups % tp:
                 return f"{m.groups} groups of the {m.kind} layers do not divide by tp {tp}"
+            for x in g.linears:
+                # A gated delta net has fewer key heads than value heads; both are split.
+                if x.group == "linear_attn" and x.units and x.units % tp and not x.replicate_units:
+                    return f"{x.units} key heads of the {m.kind} layers do not divide by tp {tp}"
         return None

@@ -126,6 +126,8 @@ class Platform(Strict):
         | None
     ) = None
     """CRDs the cluster has; none: what the target needs is assumed, monitoring and autoscaling included."""
+    gateway: DnsLabel = "inference-gateway"
+    """The Gateway that an HTTPRoute attaches to (target llm-d)."""
     resources: Literal["device-plugin", "dra"] = "device-plugin"
     autoscaling: Literal["none", "keda"] = "none"
     prometheus_url: str | None = None

@@ -23,6 +23,7 @@ class Var:
 
 
 RANK = Var("NODE_RANK", "LWS_WORKER_INDEX", "0")
+NAMESPACE = Var("POD_NAMESPACE", "POD_NAMESPACE", "default")
 LEADER = Var("LEADER_ADDRESS", "LWS_LEADER_ADDRESS", "127.0.0.1")
 PARTS = tuple["str | Var", ...]
 

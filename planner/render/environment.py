@@ -7,6 +7,8 @@ strings are refused (`tests/render/test_templates.py` tries).
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from planner.data import shipped
 from planner.documents import dump_yaml
 from planner.errors import UserError
-from planner.render.text import comment, to_yaml
+from planner.render.text import comment, shell, to_yaml
 
 LARGEST_TEMPLATE = 1_000_000
 # What a template that misuses the values it is given can run into; a shipped template never does.
@@ -55,8 +57,26 @@ def indent(text: str, width: int) -> str:
     return "\n".join([first, *(" " * width + line if line else line for line in rest)])
 
 
+def to_json(value: Any) -> str:
+    """One value of a JSON file."""
+    return json.dumps(value, sort_keys=True)
+
+
+def to_shell(value: Any) -> str:
+    """One word of a shell."""
+    return shell(str(value))
+
+
+def to_markdown(value: Any) -> str:
+    """One line of Markdown that is nothing but text."""
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", comment(str(value))).replace("<", "&lt;")
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
     "yaml": to_yaml,
+    "json": to_json,
+    "sh": to_shell,
+    "md": to_markdown,
     "block": block,
     "comment": comment,
     "trailing": trailing,

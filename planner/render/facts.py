@@ -72,6 +72,8 @@ class PoolFacts:
     tolerations: tuple[Toleration, ...]
     spare_gpus: int
     """GPUs of the fleet pool that no service uses."""
+    surge: bool
+    """A rollout can start a new replica before it stops an old one, wherever the others stand."""
 
     @property
     def multi_node(self) -> bool:
@@ -82,11 +84,6 @@ class PoolFacts:
         """Data-parallel ranks on one node."""
         s = self.pool.shape
         return max(1, self.gpus_per_pod // (s.tp * s.pp))
-
-    @property
-    def surge(self) -> bool:
-        """A rollout can start a new replica before it stops an old one: there are GPUs for it."""
-        return self.spare_gpus >= self.pool.gpus_per_replica
 
     def why(self, *decisions: str) -> str:
         """The plan's reasons for these decisions, as one line."""
@@ -188,7 +185,25 @@ def pool_facts(plan: Plan, service: ServiceDoc, pool: PoolDoc) -> PoolFacts:
         node_selector=dict(sorted(selector.items())),
         tolerations=kubernetes.tolerations or _tolerations(resource),
         spare_gpus=(fleet_pool.nodes - fleet_pool.reserved_nodes) * per_node - used,
+        surge=room_for(plan, pool, fleet_pool, gpus_per_pod=gpus_per_pod, pods=pods, gpus_per_node=per_node),
     )
+
+
+def room_for(plan: Plan, pool: PoolDoc, fleet_pool: Pool, *, gpus_per_pod: int, pods: int, gpus_per_node: int) -> bool:
+    """Whether one more replica fits however the scheduler placed all pods of the fleet pool.
+
+    Pods of one size: a free slot is a free slot. Mixed sizes: a node is lost to a pod of g GPUs once more than
+    (node - g) are taken, so at most used / (node - g + 1) nodes are lost.
+    """
+    nodes = fleet_pool.nodes - fleet_pool.reserved_nodes
+    others = [p for s in plan.services for p in s.pools if p.fleet_pool == fleet_pool.name]
+    sizes = {p.gpus_per_replica // max(1, p.nodes_per_replica) for p in others}
+    if sizes == {gpus_per_pod}:
+        slots = nodes * (gpus_per_node // gpus_per_pod)
+        return slots - sum(p.replicas * max(1, p.nodes_per_replica) for p in others) >= pods
+    used = sum(p.gpus for p in others)
+    lost = min(nodes, used // (gpus_per_node - gpus_per_pod + 1))
+    return nodes - lost >= pods
 
 
 def _tolerations(resource: str) -> tuple[Toleration, ...]:

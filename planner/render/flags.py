@@ -177,7 +177,7 @@ def _options(engine: EngineVersion, words: Sequence[str]) -> Iterator[tuple[str,
 def _known(engine: EngineVersion, table: Mapping[str, Flag], name: str) -> Flag:
     flag = table.get(name)
     if flag is not None:
-        if flag.deprecated:
+        if flag.deprecated and engine.allow is None:
             raise _refuse(engine, f"{name} is deprecated in {engine.label}", "use the flag that replaces it")
         return flag
     for f in table.values():
@@ -261,7 +261,8 @@ def _check_together(engine: EngineVersion, seen: set[str], options: Mapping[str,
         tp = number("--tp-size", 1)
         if not 0 < number("--mem-fraction-static", 0.5) < 1:
             raise _refuse(engine, "--mem-fraction-static is not in (0, 1)", "write a fraction of the memory")
-        for flag in ("--attn-dp-size", "--ep-size"):
+        attention = ("--dp-size",) if "--enable-dp-attention" in seen else ("--attn-dp-size",)
+        for flag in (*attention, "--ep-size"):
             if tp % number(flag, 1):
                 raise _refuse(engine, f"{flag} does not divide --tp-size {tp:.0f}", "choose a divisor")
         if (tp * number("--pp-size", 1)) % number("--nnodes", 1):

@@ -56,7 +56,8 @@ class Budget:
     """A PodDisruptionBudget."""
 
     meta: Meta
-    max_unavailable: int
+    limit: dict[str, int]
+    """maxUnavailable, or minAvailable where the pods' controller has no scale."""
     why: str
     selector: dict[str, str]
 
@@ -183,7 +184,7 @@ def leader_worker_set(f: PoolFacts, **pod: Any) -> Workload:
 def budget(f: PoolFacts) -> Budget:
     """At most one pod of a pool away at a time."""
     why = "" if f.pool.replicas > 1 else "the only replica: a drain interrupts the service"
-    return Budget(meta(f), 1, why, selector_labels(f))
+    return Budget(meta(f), {"maxUnavailable": 1}, why, selector_labels(f))
 
 
 def workload_artefacts(folder: PurePosixPath, pools: list[PoolFacts], **pod: Any) -> list[Artefact]:
@@ -232,11 +233,3 @@ def kustomization(folder: PurePosixPath, artefacts: list[Artefact], platform: Pl
     names = sorted(a.path.name for a in artefacts if a.path.suffix == ".yaml")
     context = {"namespace": platform.namespace, "resources": names, "dashboard": dashboard}
     return Artefact(folder / "kustomization.yaml", "kubernetes/kustomization.yaml.j2", context)
-
-
-def kubernetes_artefacts(pools: list[PoolFacts]) -> list[Artefact]:
-    """Everything of one service under `kubernetes/`."""
-    f = pools[0]
-    folder = PurePosixPath(f.service.name) / "kubernetes"
-    found = [*workload_artefacts(folder, pools), service_artefact(folder, pools)]
-    return [*found, kustomization(folder, found, f.plan.platform)]

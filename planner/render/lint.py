@@ -1,4 +1,4 @@
-"""What is checked of every tree before it leaves: it parses, its names are valid and unique, its GPUs are the plan's."""
+"""What is checked of every tree before it leaves: it parses, its names are valid, its GPUs are the plan's."""
 
 from __future__ import annotations
 

@@ -10,18 +10,28 @@ from planner.errors import not_supported
 from planner.plan.document import Plan
 from planner.plan.text import dumps
 from planner.render.artefact import Artefact
+from planner.render.bench import bench_artefacts
+from planner.render.compose import compose_artefacts
+from planner.render.dynamo import dynamo_artefacts
 from planner.render.environment import Templates
 from planner.render.facts import PoolFacts, pool_facts
 from planner.render.files import RenderedFile, refused
 from planner.render.images import check_images
-from planner.render.kubernetes import kubernetes_artefacts
+from planner.render.kserve import kserve_artefacts
 from planner.render.launch import launch_artefacts
 from planner.render.lint import lint
+from planner.render.llmd import llmd_artefacts
+from planner.render.summary import summary_artefact, values_artefact
+from planner.render.target import kubernetes_artefacts
 
 Target = Callable[[list[PoolFacts]], list[Artefact]]
 TARGETS: dict[str, Target] = {
     "none": lambda pools: [],
     "kubernetes": kubernetes_artefacts,
+    "dynamo": dynamo_artefacts,
+    "kserve": kserve_artefacts,
+    "llm-d": llmd_artefacts,
+    "compose": compose_artefacts,
 }
 
 
@@ -53,15 +63,18 @@ def artefacts(plan: Plan) -> list[Artefact]:
     """What there is to render, service by service."""
     found: list[Artefact] = []
     names: dict[str, str] = {}
+    services: list[list[PoolFacts]] = []
     for service in plan.services:
         pools = [pool_facts(plan, service, pool) for pool in service.pools]
         for f in pools:
             if f.name in names:
                 raise refused("duplicate-name", f"pools of {names[f.name]!r} and {service.name!r} are both {f.name!r}")
             names[f.name] = service.name
-            found += launch_artefacts(f)
+            if service.target != "dynamo":  # whose runtime starts its engine itself
+                found += launch_artefacts(f)
+        services.append(pools)
         target = TARGETS.get(service.target)
         if target is None:
             raise not_supported(f"target {service.target}")
-        found += target(pools)
-    return found
+        found += [*target(pools), *bench_artefacts(pools), values_artefact(pools)]
+    return [*found, summary_artefact(plan, services)]

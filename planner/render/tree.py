@@ -1,8 +1,8 @@
 """Writing a tree so that every file is old or new and never half of one, and telling what drifted from its plan.
 
 All new files are written and flushed in a staging folder first: a full disk or a read-only folder stops there, with
-nothing changed. Then files.lock learns the new sums beside the old ones, files are renamed into place one by one, what is
-no longer rendered goes, and the lock forgets the old sums. A run killed anywhere is finished by the next one.
+nothing changed. Then files.lock learns the new sums beside the old ones, files are renamed into place one by one, what
+is no longer rendered goes, and the lock forgets the old sums. A run killed anywhere is finished by the next one.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ def _compare(
     out: Path, new: dict[str, RenderedFile], lock: dict[str, set[str]]
 ) -> tuple[list[str], list[str], list[str]]:
     """(hand-edited, to be written, ours and no longer rendered)."""
-    edited, changed, stale = [], [], []
+    edited: list[str] = []
+    changed: list[str] = []
+    stale: list[str] = []
     for path, file in sorted(new.items()):
         found = _sum(out / path)
         if found == sha256(file.text.encode()):
@@ -134,7 +136,7 @@ def _disk_errors(out: Path) -> Iterator[None]:
         ) from e
 
 
-def _apply(
+def _apply(  # noqa: PLR0917 - what there is, what is wanted, and the disk
     out: Path,
     new: dict[str, RenderedFile],
     changed: list[str],

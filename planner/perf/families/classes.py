@@ -70,7 +70,7 @@ _STEP = Traits(
 )
 
 DECODERS: Final[dict[str, Traits]] = {
-    "apertus": Traits(qkv_bias=_BIAS, o_bias=_BIAS, qk_norm="head", gated=False, window="none", activation_params=4),
+    "apertus": Traits(qkv_bias=_BIAS, o_bias=_BIAS, qk_norm="head", gated=False, window="none", activation_params=2),
     "arcee": replace(_ALL_BIASED, gated=False),
     "baichuan": Traits(window="none"),
     "bailing_hybrid": Traits(router_bias=True, first_dense=2),
@@ -150,7 +150,7 @@ DECODERS: Final[dict[str, Traits]] = {
         o_bias=_BIAS,
         qk_norm="head",
         window="none",
-        router_bias=True,
+        router_bias=True, mtp="layer",
         first_dense=1,
         default_shared=1,
         head_dim=128,

@@ -131,7 +131,9 @@ def evaluator(toys: dict[str, Sequence[Toy]]) -> Callable[[Ask], tuple[Candidate
     return evaluate
 
 
-def no_figures(ask: Ask, chosen: Candidate, rate_rps: float) -> tuple[Prediction, ...]:
+def no_figures(
+    ask: Ask, chosen: Candidate, rate_rps: float, partner: tuple[Candidate, float] | None
+) -> tuple[Prediction, ...]:
     return ()
 
 
@@ -150,7 +152,15 @@ def fleet(*pools: dict[str, Any], name: str = "toys") -> Fleet:
     return Fleet.model_validate({"name": name, "pools": made})
 
 
-def ask(fleet: Fleet, *, name: str = "chat", rate: str | None = "10/s", slo: dict[str, str] | None = None, surge: bool = False, **service: Any) -> Ask:
+def ask(
+    fleet: Fleet,
+    *,
+    name: str = "chat",
+    rate: str | None = "10/s",
+    slo: dict[str, str] | None = None,
+    surge: bool = False,
+    **service: Any,
+) -> Ask:
     """One service of one class (or `traffic=` as given)."""
     traffic = service.pop("traffic", None) or {"input": 100, "output": 100, **({"rate": rate} if rate else {})}
     made = Service.model_validate({"name": name, "model": "toy", "traffic": traffic, "slo": slo or {}, **service})

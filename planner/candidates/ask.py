@@ -33,6 +33,10 @@ class Ask:
     """A rollout surge was asked for: one block as large as the largest replica must stay free."""
     announced: bool = False
     """Whether GPUs that do not ship yet may be chosen."""
+    margins: tuple[tuple[str, float], ...] | None = None
+    """Headroom kept to a promise by metric, as a share of the figure; none: from the calibration's error band."""
+    today: tuple[str, ...] = ()
+    """Keys of the candidates that run today: evaluated with their own caps and never dropped as dominated."""
 
     @property
     def name(self) -> str:

@@ -79,8 +79,11 @@ class Candidate:
     @property
     def key(self) -> str:
         """Stable name, e.g. `h100-prod h100-sxm tp4 fp8 b2048 s96`; ties are broken by it."""
-        d = self.deployment
-        return (
-            f"{self.fleet_pool} {d.hardware.gpu_id} {d.shape.label} {d.precision} kv-{d.kv_dtype} "
-            f"b{self.caps.max_num_batched_tokens} s{self.caps.max_num_seqs} {self.role}"
-        )
+        caps = self.caps
+        prefix = key_prefix(self.fleet_pool, self.deployment)
+        return f"{prefix} b{caps.max_num_batched_tokens} s{caps.max_num_seqs} {self.role}"
+
+
+def key_prefix(fleet_pool: str, d: Deployment) -> str:
+    """A candidate's key without its caps and role."""
+    return f"{fleet_pool} {d.hardware.gpu_id} {d.shape.label} {d.precision} kv-{d.kv_dtype}"

@@ -252,4 +252,4 @@ def _one_fewer(setting: _Setting) -> tuple[str, ...]:
     gpus = "1 GPU" if most_gpus == 1 else f"{most_gpus} GPUs"
     if low == 0:
         return (f"{gpus} would carry none of it",)
-    return (f"{gpus} would carry {show_rate(total * low / 1000)} of {show_rate(total)}",)
+    return (f"{gpus} would carry {low / 10:g}% of {show_rate(total)}",)

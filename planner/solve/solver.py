@@ -23,7 +23,8 @@ from planner.solve.scale import PER_DOLLAR, PER_RPS
 from planner.units import show_rate
 
 DEFAULT_LIMITS = Limits()
-Predict = Callable[[Ask, Candidate, float], tuple[Prediction, ...]]
+Predict = Callable[[Ask, Candidate, float, tuple[Candidate, float] | None], tuple[Prediction, ...]]
+"""Figures of one replica at its rate; for prefill and decode apart, with the other side's replica and rate."""
 
 
 def solve(
@@ -48,7 +49,7 @@ def solve(
     where the limit came before any plan.
     """
     question = Question(
-        asks=tuple(sorted((a.with_fleet(fleet) for a in asks), key=lambda a: a.name)),
+        asks=tuple(sorted((_with_today(a.with_fleet(fleet), baseline) for a in asks), key=lambda a: a.name)),
         fleet=fleet,
         objective=objective,
         cuts=tuple(sorted(cuts, key=lambda c: (c.service, c.key, c.most_rps))),
@@ -88,6 +89,11 @@ def solve(
         notes=notes,
         explain=explain,
     )
+
+
+def _with_today(ask: Ask, baseline: Sequence[BaselinePool]) -> Ask:
+    keys = tuple(sorted({*ask.today, *(b.key for b in baseline if b.service == ask.name)}))
+    return replace(ask, today=keys)
 
 
 def _priced(question: Question, notes: list[str]) -> Question:
@@ -178,12 +184,18 @@ def chosen_pools(ask: Ask, mine: Sequence[Pattern], scale: int | None, predict: 
         total = sum(p.replicas * p.candidate.load.planned_rps for p in pattern.parts)
         for part in pattern.parts:
             share = 1.0 if pattern.disaggregated else part.replicas * part.candidate.load.planned_rps / total
+            other = next((p for p in pattern.parts if pattern.disaggregated and p is not part), None)
             pools.append(
                 ChosenPool(
                     candidate=part.candidate,
                     replicas=part.replicas,
                     rate_rps=rate * share,
-                    predictions=predict(ask, part.candidate, rate * share / part.replicas),
+                    predictions=predict(
+                        ask,
+                        part.candidate,
+                        rate * share / part.replicas,
+                        None if other is None else (other.candidate, rate / other.replicas),
+                    ),
                 )
             )
     return tuple(pools)

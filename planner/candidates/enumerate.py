@@ -1,0 +1,333 @@
+"""Every replica worth asking about, for one service on one fleet, with what it carries under the service's promises.
+
+For each pool, checkpoint, cache format and layout that the engine runs and memory allows: caps from the promises and
+from a fixed grid, each evaluated by the closed-form load model. Of replicas that take the same GPUs of the same pool
+only those are evaluated to the end that could still be chosen: one that misses a promise at the rate another is
+planned for carries less in every respect that a rule reads (see `solve.patterns.undominated`), so one evaluation
+settles it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from planner.candidates.ask import Ask, class_groups
+from planner.candidates.candidate import Candidate, Caps, Load, key_prefix
+from planner.candidates.carry import Promises, carried
+from planner.candidates.handover import decode_slos, prefill_slos
+from planner.candidates.margins import margins_of
+from planner.candidates.replica import (
+    Role,
+    arch_of,
+    classes_of,
+    deployment_of,
+    hardware_of,
+    kv_dtypes_of,
+    memory_of,
+    model_of,
+    precisions_of,
+    spec_of,
+    table_of,
+)
+from planner.candidates.shapes import nodes_of, shapes, staged_shapes
+from planner.candidates.sizing import largest_graph, mix_of, seqs_cap, token_budgets
+from planner.catalog.gpus import find_gpu
+from planner.catalog.models import Checkpoint
+from planner.errors import Exit, UserError
+from planner.intent.fleet import Pool
+from planner.intent.slo import Slo
+from planner.perf.arch import Shape
+from planner.perf.checkpoints import checkpoint_for
+from planner.perf.deployment import Deployment, Hardware, KvDtype
+from planner.perf.load import LoadModel
+from planner.perf.memory import Memory
+from planner.perf.rules import check_shape
+from planner.perf.traffic import ClassLoad
+
+# Light enough that nothing queues: what a replica reaches here is the best it ever reaches.
+_IDLE_RATIO = 1e-3
+_CAPS = re.compile(r"^ b(\d+) s(\d+) (aggregated|prefill|decode)$")
+
+
+def candidates(ask: Ask) -> tuple[Candidate, ...]:
+    """All of them, in a fixed order. UserError `no-configuration` where nothing on the fleet can run the model."""
+    found: list[Candidate] = []
+    refused: list[str] = []
+    longest = longest_request(ask)
+    groups = tuple(dict.fromkeys(g for s in class_groups(tuple(n for n, _ in ask.rates)) for g in s))
+    for place in _places(ask):
+        seen = _Seen()
+        here = list(_layouts(ask, place, longest, refused))
+        for group in groups:
+            for role in roles_of(ask, place.hardware):
+                seen.rivals.clear()
+                for layout in here:
+                    found += _sized(ask, place, layout, group=group, role=role, longest=longest, seen=seen)
+    if not found:
+        raise _nothing_runs(ask, refused)
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    pool: Pool
+    hardware: Hardware
+    gpus: int
+    dollars_per_gpu_hour: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    checkpoint: Checkpoint
+    kv_dtype: KvDtype
+    shape: Shape
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The best evaluated so far by what a replica takes: later ones need one evaluation to be set aside."""
+
+    rivals: dict[tuple[object, ...], list[Load]] = field(default_factory=dict)
+
+
+def longest_request(ask: Ask) -> int:
+    """Tokens of the longest request that must be admitted; UserError where the model's context is shorter."""
+    asked = ask.service.max_context
+    longest = asked or math.ceil(max(c.lengths.longest for c in ask.classes))
+    limit = arch_of(model_of(ask)).max_context_tokens
+    if longest > limit:
+        source = "max_context" if asked else "the longest request of its classes"
+        raise UserError(
+            "context-too-long",
+            f"service {ask.name}: {source} has {longest:,} tokens, {model_of(ask).id} takes {limit:,}",
+            None,
+            ("a length given as a mean with a spread reaches its 99.9th percentile",),
+            (f"set max on the lengths so that prompt and answer stay within {limit}", "choose a longer-context model"),
+        )
+    return longest
+
+
+def roles_of(ask: Ask, hw: Hardware) -> tuple[Role, ...]:
+    """Aggregated, and prefill and decode apart where the service lets the planner look at them."""
+    wanted = ask.service.fixed.pools or ask.service.pools
+    apart: tuple[Role, ...] = ("prefill", "decode") if wanted != "aggregated" and hw.nic_bytes_per_s > 0 else ()
+    return apart if wanted == "disaggregated" else ("aggregated", *apart)
+
+
+def _places(ask: Ask) -> Iterator[_Place]:
+    """Pools with free nodes whose GPU may be chosen."""
+    fixed = find_gpu(ask.service.fixed.gpu).id if ask.service.fixed.gpu is not None else None
+    for pool in sorted(ask.fleet.pools, key=lambda p: p.name):
+        gpu = find_gpu(pool.gpu)
+        free = pool.nodes - pool.reserved_nodes
+        if free <= 0 or (fixed is not None and gpu.id != fixed):
+            continue
+        if gpu.status == "announced" and not ask.announced and fixed != gpu.id:
+            continue
+        hw = hardware_of(pool)
+        price = 0.0 if pool.price is None or pool.price.committed else pool.price.per_gpu_hour
+        yield _Place(pool, hw, free * hw.gpus_per_node, price)
+
+
+def _layouts(ask: Ask, place: _Place, longest: int, refused: list[str]) -> list[_Layout]:
+    """Layouts that the engine runs and that hold one longest request."""
+    found: list[_Layout] = []
+    for precision in precisions_of(ask):
+        checkpoint = checkpoint_for(model_of(ask), precision)
+        for kv_dtype in kv_dtypes_of(ask, checkpoint):
+            arch, fixed = arch_of(model_of(ask)), ask.service.fixed
+            reasons: dict[str, str] = {}
+            fitting: list[_Layout] = []
+            for make in (shapes, staged_shapes):
+                if not fitting:
+                    made = make(arch, place.hardware, pool_gpus=place.gpus, fixed=fixed)
+                    layouts = [_Layout(checkpoint, kv_dtype, s) for s in made]
+                    fitting = [x for x in layouts if _runs(ask, place, x, longest=longest, reasons=reasons)]
+            if not fitting and reasons:
+                label, reason = list(reasons.items())[-1]
+                refused.append(f"{place.pool.name} ({place.hardware.gpu_id}) {precision} {label}: {reason}")
+            found += fitting
+    return found
+
+
+def _runs(ask: Ask, place: _Place, layout: _Layout, *, longest: int, reasons: dict[str, str]) -> bool:
+    shape = layout.shape
+    d = _deployment(ask, place, layout, "aggregated")
+    refusals = check_shape(d)
+    if refusals:
+        reasons[shape.label] = str(refusals[0])
+        return False
+    # The smallest budget on the grid leaves the cache most room: what does not fit here fits nowhere.
+    m = memory_of(d, budget=512, seqs=8, max_model_len=longest, utilization=ask.service.gpu_memory_utilization)
+    if not m.fits:
+        reasons[shape.label] = m.reason
+    return m.fits
+
+
+def _deployment(ask: Ask, place: _Place, layout: _Layout, role: Role) -> Deployment:
+    return deployment_of(
+        ask, place.hardware, checkpoint=layout.checkpoint, kv_dtype=layout.kv_dtype, shape=layout.shape, role=role
+    )
+
+
+def _sized(
+    ask: Ask, place: _Place, layout: _Layout, *, group: tuple[str, ...], role: Role, longest: int, seen: _Seen
+) -> Iterator[Candidate]:
+    """One layout with every pair of caps."""
+    d = _deployment(ask, place, layout, role)
+    margins = margins_of(ask, d)
+    classes = classes_of(ask, group)
+    promised: dict[str, tuple[Slo, ...]] | None
+    if role == "prefill":
+        table = table_of(d, budget=_PREFILL_BUDGETS[-1], seqs=largest_graph(place.hardware))
+        promised = prefill_slos(d, table, classes, decode_seqs=largest_graph(place.hardware) // 2)
+    elif role == "decode":
+        promised = decode_slos(classes)
+    else:
+        promised = {c.name: c.slos for c in classes}
+    if promised is None:
+        return
+    for seqs, budget, wanted in _caps(ask, place, d, classes=classes, margins=margins, longest=longest):
+        m = memory_of(
+            d, budget=budget, seqs=seqs, max_model_len=longest, utilization=ask.service.gpu_memory_utilization
+        )
+        if not m.fits:
+            continue
+        made = _evaluated(
+            ask, place, layout, d=d, m=m, classes=classes, promises=Promises(promised, margins), seqs=seqs,
+            budget=budget, longest=longest, seen=seen, wanted=wanted,
+        )  # fmt: skip
+        if made is not None:
+            yield made
+
+
+def _caps(
+    ask: Ask, place: _Place, d: Deployment, *, classes: Sequence[ClassLoad], margins: dict[str, float], longest: int
+) -> list[tuple[int, int, bool]]:
+    """(max_num_seqs, max_num_batched_tokens, whether it must stay in) to evaluate."""
+    fixed = ask.service.fixed
+    mix = mix_of(classes, margins)
+    largest = largest_graph(place.hardware)
+    table = table_of(d, budget=16384, seqs=largest)
+    drafts = ask.service.speculation.tokens if ask.service.speculation else 0
+    m = memory_of(d, budget=2048, seqs=largest, max_model_len=longest, utilization=ask.service.gpu_memory_utilization)
+    if not m.fits:
+        m = memory_of(d, budget=512, seqs=8, max_model_len=longest, utilization=ask.service.gpu_memory_utilization)
+    if d.role == "prefill":
+        seqs = fixed.max_num_seqs or _PREFILL_SEQS
+        budgets: tuple[int, ...] = _PREFILL_BUDGETS
+    else:
+        holds = m.max_sequences(mix.mean_context_tokens)
+        seqs = fixed.max_num_seqs or seqs_cap(table, mix, kv_sequences=holds, largest=largest // (1 + drafts))
+        budgets = token_budgets(table, mix, seqs=seqs, tokens_per_sequence=1 + drafts)
+        if d.role == "decode":
+            # No prompts come here: the budget only has to hold the decodes.
+            budgets = (min(b for b in (*_PREFILL_BUDGETS, 512, 1024) if b >= seqs * (1 + drafts)),)
+    if fixed.max_num_batched_tokens is not None:
+        budgets = (fixed.max_num_batched_tokens,)
+    found = [(seqs, b, False) for b in budgets if b >= seqs * (1 + drafts) or d.role == "prefill"]
+    prefix = key_prefix(place.pool.name, d)
+    for key in ask.today:
+        match = _CAPS.match(key.removeprefix(prefix)) if key.startswith(prefix) else None
+        if match is not None and match[3] == d.role:
+            pair = (int(match[2]), int(match[1]))
+            found = [f for f in found if f[:2] != pair] + [(*pair, True)]
+    return found
+
+
+_PREFILL_SEQS = 64
+"""Prompts in flight on a prefill replica: its budget is used up long before."""
+_PREFILL_BUDGETS = (2048, 4096, 8192, 16384)
+
+
+def _evaluated(
+    ask: Ask,
+    place: _Place,
+    layout: _Layout,
+    *,
+    d: Deployment,
+    m: Memory,
+    classes: Sequence[ClassLoad],
+    promises: Promises,
+    seqs: int,
+    budget: int,
+    longest: int,
+    seen: _Seen,
+    wanted: bool,
+) -> Candidate | None:
+    """The candidate, or None where another that takes the same GPUs is better in everything."""
+    replicas = max(1, place.gpus // d.shape.gpus) if _hits_depend_on_replicas(classes) else 1
+    model = LoadModel(spec_of(ask, d, m, budget=budget, seqs=seqs, replicas=replicas), classes)
+    service = ask.service
+    rivals = seen.rivals.setdefault((d.shape.gpus, d.precision, d.kv_dtype), [])
+    most = (service.load_cap * model.lambda_max, service.degraded_cap * model.lambda_max)
+    if not wanted and any(r.planned_rps > most[0] and r.degraded_rps > most[1] for r in rivals):
+        return None
+    if not model.longest_fits:
+        return None
+    idle = model.evaluate(model.lambda_max * _IDLE_RATIO, metrics=promises.metrics)
+    best = {
+        f"{c.name} {s.key}": c.value(s) * (1 + promises.margins.get(s.metric, 0.0))
+        for c in idle.classes
+        for s in promises.slos.get(c.name, ())
+    }
+    if idle.misses(promises.slos, promises.margins) > 0:
+        if rivals and not wanted:
+            return None
+        load = Load(model.lambda_max, 0.0, 0.0, 0.0, _worst(best, promises.slos))
+    else:
+        if not wanted and any(promises.miss(model, r.planned_rps) for r in rivals):
+            return None
+        load = carried(model, promises, load_cap=service.load_cap, degraded_cap=service.degraded_cap)
+        if load.planned_rps > 0:
+            rivals.append(load)
+    floor = service.accuracy_floor
+    accuracy = layout.checkpoint.accuracy.value
+    return Candidate(
+        service=ask.name,
+        class_names=tuple(c.name for c in classes),
+        role=d.role,
+        fleet_pool=place.pool.name,
+        deployment=d,
+        caps=Caps(seqs, budget, longest, m.utilization),
+        memory=m,
+        load=load,
+        gpus=d.shape.gpus,
+        nodes=nodes_of(d.shape, place.hardware),
+        dollars_per_hour=place.dollars_per_gpu_hour * d.shape.gpus,
+        accuracy_prior=accuracy,
+        best_s=best,
+        rejected_by=("accuracy-floor",) if floor is not None and accuracy < floor else (),
+    )
+
+
+def _hits_depend_on_replicas(classes: Sequence[ClassLoad]) -> bool:
+    """Sessions under round-robin find their history on one replica only: the more there are, the fewer the hits.
+
+    How many there will be is what is being decided, so the whole pool is assumed: the hits counted on are the fewest.
+    """
+    return any(c.hits.routing == "round-robin" and (c.hits.traced or c.lengths.turns > 1) for c in classes)
+
+
+def _worst(best: dict[str, float], promised: dict[str, tuple[Slo, ...]]) -> str:
+    ratios = [(best[f"{name} {s.key}"] / s.limit_s, f"{name} {s.key}") for name, slos in promised.items() for s in slos]
+    return max(ratios)[1] if ratios else "load-cap"
+
+
+def _nothing_runs(ask: Ask, refused: Sequence[str]) -> UserError:
+    service, fleet = ask.service, ask.fleet
+    precision = ", ".join(precisions_of(ask))
+    return UserError(
+        "no-configuration",
+        f"nothing on fleet {fleet.name} runs {service.model} ({precision}) with {service.engine} {ask.engine_version}",
+        None,
+        tuple(refused[:6]),
+        (
+            "allow a smaller precision (precisions: [fp8]), or add GPUs with more memory",
+            f"see what a shape needs with: plan estimate --model {service.model} --gpu GPU --tp N",
+        ),
+        Exit.NO_PLAN,
+    )

@@ -23,6 +23,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from planner.errors import UserError, Where, did_you_mean
+from planner.units import FROM_DOCUMENT
 
 M = TypeVar("M", bound=BaseModel)
 Path_ = tuple[str | int, ...]
@@ -248,7 +249,7 @@ def read_as(model: type[M], document: Document, *, what: str) -> M:
         kind = "empty" if document.data is None else f"a {_kind(document.data)}"
         raise UserError("not-a-mapping", f"{what} must be a mapping of keys to values, not {kind}", document.where(()))
     try:
-        return model.model_validate(document.data)
+        return model.model_validate(document.data, context=FROM_DOCUMENT)
     except ValidationError as e:
         raise _user_error(e, model, document) from e
 

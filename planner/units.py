@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+from pydantic import BeforeValidator, PlainSerializer, ValidationInfo, WithJsonSchema
 
 _SI = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _IEC = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -195,9 +195,19 @@ def format_power_exact(value: float) -> str:
     return _number(value) + "W"
 
 
+FROM_DOCUMENT = {"document": True}
+"""pydantic context of values that people wrote: there a number without a unit is refused."""
+
+
 def _quantity(dimension: Dimension, write: Any) -> tuple[Any, ...]:
+    def read(value: Any, info: ValidationInfo) -> Any:
+        # Our own code builds documents from SI floats; only what is read from a file or typed must carry a unit.
+        if not info.context and isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+        return dimension.parse(value)
+
     return (
-        BeforeValidator(lambda v, _d=dimension: _d.parse(v)),
+        BeforeValidator(read),
         PlainSerializer(write, return_type=str),
         WithJsonSchema(
             {

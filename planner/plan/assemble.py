@@ -17,10 +17,9 @@ from planner.documents import digest
 from planner.intent.document import Intent
 from planner.intent.fleet import Fleet
 from planner.intent.platform import Platform
-from planner.perf.bands import Promise, odds
 from planner.perf.calibration import calibration_for
 from planner.perf.checkpoints import checkpoint_for
-from planner.perf.groups import utilisation
+from planner.perf.breakdown import utilisation
 from planner.perf.load import LoadModel, LoadResult
 from planner.perf.quantities import params_active, params_total, weight_bytes
 from planner.perf.traffic import ClassLoad
@@ -369,30 +368,7 @@ def _verification(checked: Checked) -> doc.Verification:
 
 
 def _odds(pools: Sequence[_Pool]) -> tuple[float | None, str]:
-    promises = []
-    for p in pools:
-        calibration = calibration_for(
-            p.chosen.candidate.deployment.engine,
-            p.chosen.candidate.deployment.engine_version,
-            p.chosen.candidate.deployment.hardware,
-        )
-        for c in p.document.classes:
-            promises += [
-                Promise(
-                    group=p.document.name,
-                    metric=f.metric.partition(".")[0],
-                    value_s=max(f.value, f.simulated or 0.0)
-                    if f.metric.startswith("itl")
-                    else (f.simulated or f.value),
-                    limit_s=f.limit,
-                    calibration=calibration,
-                )
-                for f in c.figures
-                if f.limit is not None
-            ]
-    if not promises:
-        return None, "no SLO was given"
-    return sig(odds(promises), 2), "from the step times' error bands; one measured anchor per pool narrows them"
+    return None, ""
 
 
 def _change(baseline: doc.Plan | None, services: Sequence[doc.ServiceDoc], totals: doc.Totals) -> doc.Change | None:

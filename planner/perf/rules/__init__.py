@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from planner.perf.arch import Attention, Mla, ModelArch, Shape, WeightPlan
 from planner.perf.deployment import Deployment
+from planner.perf.identity import ByIdentity
 from planner.perf.rules.base import LARGEST_TP, Division, Layout, Refusal, some
 from planner.perf.rules.blocks import Fp8Block, GroupSize, Widths
 from planner.perf.rules.experts import Experts
@@ -82,8 +83,15 @@ def valid_tps(
     return _valid_tps(Layout(arch, weights, Shape(dp=dp, ep=ep), engine), limit)
 
 
+_TPS: ByIdentity[tuple[int, ...]] = ByIdentity(1024)
+
+
 def _valid_tps(layout: Layout, limit: int) -> tuple[int, ...]:
-    return tuple(tp for tp in range(1, limit + 1) if not any(r.check(layout.with_tp(tp)) for r in DIVISIONS))
+    def look() -> tuple[int, ...]:
+        return tuple(tp for tp in range(1, limit + 1) if not any(r.check(layout.with_tp(tp)) for r in DIVISIONS))
+
+    s = layout.shape
+    return _TPS.get(layout.arch, (layout.weights, s.dp, s.ep, layout.engine, limit), look)
 
 
 def valid_dcps(arch: ModelArch, *, tp: int) -> tuple[int, ...]:

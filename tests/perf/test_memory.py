@@ -330,8 +330,8 @@ def test_defaults_and_refusals() -> None:
         memory(
             replace(deploy("Qwen/Qwen3-8B"), engine="tgi"), max_num_batched_tokens=1, max_num_seqs=1, max_model_len=1
         )
-    with pytest.raises(UserError, match=r"memory of vllm 0\.4\.0"):
-        memory(deploy("Qwen/Qwen3-8B", version="0.4.0"), max_num_batched_tokens=1, max_num_seqs=1, max_model_len=1)
+    with pytest.raises(UserError, match=r"memory of vllm 0\.1\.0"):
+        memory(deploy("Qwen/Qwen3-8B", version="0.1.0"), max_num_batched_tokens=1, max_num_seqs=1, max_model_len=1)
 
 
 def test_a_measured_checkpoint_size_beats_the_formula() -> None:

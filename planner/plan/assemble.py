@@ -281,7 +281,7 @@ def _service(ask: Ask, chosen: ChosenService, pools: Sequence[_Pool]) -> doc.Ser
             id=ask.model.id,
             repo=checkpoint.repo,
             precision=d.precision,
-            online_quantization=checkpoint.online,
+            online_quantization=checkpoint.precision if checkpoint.online else None,
             params_total=params_total(d.arch),
             params_active=params_active(d.arch),
             weights=sig(d.weights_bytes_measured or weight_bytes(d.arch, d.weights)),

@@ -1,131 +1,13 @@
-"""Charts of a review, as Vega-Lite specifications (altair) rendered to SVG offline (vl-convert).
-
-Drawn ahead of time, so that the page needs no script for them, prints, and can forbid every connection; the numbers
-also stand in a table beside each chart. A chart is drawn twice, for wide and for narrow screens. Colours are a fixed
-light palette; the page replaces them by its own variables, so that they follow light and dark.
-"""
+"""The charts of a review: what each shows, in which colours, with which words and numbers beside it."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from planner.errors import UserError
-
-WIDTHS = {"wide": 640, "narrow": 262}
-"""Plot widths in pixels, axes not included: for a text column of 720 and for a phone of 390."""
-
-PALETTE = {
-    "fg": "#1f2430",
-    "muted": "#5b6472",
-    "grid": "#dfe3ea",
-    "weights": "#2f6fde",
-    "kv": "#e07b1a",
-    "compute": "#1f9d6b",
-    "other": "#8b93a3",
-    "band": "#a9c4f5",
-    "limit": "#c92a3d",
-    "chosen": "#7a3fd0",
-}
-"""Role -> colour. Distinct by lightness too, so that prints and colour-blind readers can tell them apart."""
-
-Size = Literal["wide", "narrow"]
-_LINES = ("weights", "kv", "compute", "other", "muted", "fg")
-"""Roles for things told apart by colour alone; `chosen` and `limit` keep their meaning."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column of a chart's table."""
-
-    title: str
-    right: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """One chart: what it shows in words, its specification per size, and its numbers."""
-
-    name: str
-    title: str
-    alt: str
-    """What a reader who cannot see it should know."""
-    specs: tuple[tuple[Size, dict[str, Any]], ...]
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    def svg(self, size: Size = "wide") -> str:
-        """The chart as SVG text; the same input gives the same bytes."""
-        return _render(dict(self.specs)[size], f"{self.name}-{size}", self.alt)
-
-
-def altair() -> Any:
-    """The chart library, or what to install."""
-    try:
-        import altair as alt
-        import vl_convert  # noqa: F401
-    except ImportError as e:
-        raise UserError(
-            "extra-missing",
-            "charts need altair and vl-convert-python",
-            None,
-            ("they are an optional extra, so that planning and rendering stay small",),
-            ("pip install 'llm-deployment-planner[review]'",),
-        ) from e
-    return alt
-
-
-def _render(spec: dict[str, Any], prefix: str, alt_text: str) -> str:
-    import vl_convert
-
-    svg: str = vl_convert.vegalite_to_svg(spec, vl_version="6.4")
-    # Several charts share one page: their inner names must differ.
-    svg = re.sub(r'id="([^"]+)"', rf'id="{prefix}-\1"', svg)
-    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", svg)
-    label = alt_text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
-
-
-def themed(svg: str) -> str:
-    """The palette's colours as the page's variables, so that the chart follows light and dark."""
-    for role, colour in PALETTE.items():
-        svg = re.sub(colour, f"var(--{role})", svg, flags=re.IGNORECASE)
-    # Never wider than drawn: text keeps its size; the page shrinks it where it must.
-    size = re.search(r' width="([\d.]+)" height="[\d.]+"', svg)
-    assert size is not None
-    return svg.replace(size[0], f' style="max-width:{size[1]}px"', 1)
-
-
-def _styled(chart: Any) -> dict[str, Any]:
-    """Quiet axes, no frame, the page's font."""
-    font = "Helvetica, Arial, sans-serif"
-    styled = (
-        chart.configure_view(stroke=None)
-        .configure_axis(
-            labelColor=PALETTE["muted"], titleColor=PALETTE["muted"], gridColor=PALETTE["grid"], domainColor=PALETTE["grid"],
-            tickColor=PALETTE["grid"], labelFont=font, titleFont=font, labelFontSize=11, titleFontSize=11, titleFontWeight="normal",
-        )
-        .configure_legend(
-            labelColor=PALETTE["fg"], titleColor=PALETTE["muted"], labelFont=font, titleFont=font, orient="top", labelFontSize=11, symbolSize=90,
-        )
-        .configure_text(font=font, color=PALETTE["fg"])
-        .configure_title(font=font, color=PALETTE["fg"])
-    )  # fmt: skip
-    spec: dict[str, Any] = styled.to_dict()
-    spec["background"] = "transparent"
-    return spec
-
-
-def _both(build: Any, heights: tuple[int, int]) -> tuple[tuple[Size, dict[str, Any]], ...]:
-    """The same chart at both widths."""
-    sizes: tuple[Size, Size] = ("wide", "narrow")
-    return tuple((s, _styled(build(s, WIDTHS[s], h))) for s, h in zip(sizes, heights, strict=True))
-
-
-# ---------------------------------------------------------------- charts
+from planner.report.vega import LINES, PALETTE, Chart, Column, Size, altair, both, short
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +28,16 @@ def slo_chart(promises: Sequence[Promise]) -> Chart:
     """Every promise as a share of its limit: the band, the prediction, the simulation; past 100% is a miss."""
     alt = altair()
     values: list[dict[str, Any]] = [
-        {"slo": p.label, "low": p.low_s / p.limit_s, "high": p.high_s / p.limit_s, "value": p.value_s / p.limit_s, "limit": 1.0}
-        | ({"simulated": p.simulated_s / p.limit_s} if p.simulated_s is not None else {})
+        {
+            "slo": p.label,
+            "low": short(p.low_s / p.limit_s),
+            "high": short(p.high_s / p.limit_s),
+            "value": short(p.value_s / p.limit_s),
+            "limit": 1.0,
+        }
+        | ({"simulated": short(p.simulated_s / p.limit_s)} if p.simulated_s is not None else {})
         for p in promises
-    ]  # fmt: skip
+    ]
     top = max(1.15, *(v["high"] * 1.03 for v in values))
 
     def build(size: Size, width: int, height: int) -> Any:
@@ -183,17 +71,24 @@ def slo_chart(promises: Sequence[Promise]) -> Chart:
             .encode(x="simulated:Q", y=y)
         )
         limit = base.mark_rule(color=PALETTE["limit"], strokeWidth=2, strokeDash=[4, 3]).encode(x="limit:Q")
-        return alt.layer(band, limit, point, simulated)  # fmt: skip
+        return alt.layer(band, limit, point, simulated)
 
     each = 34
     return Chart(
         name="slo",
         title="Predicted latency as a share of each limit",
         alt="; ".join(f"{p.label}: {p.shown[1]} of {p.shown[0]}, 80% band {p.shown[2]}" for p in promises),
-        specs=_both(build, (each * len(values), each * len(values))),
-        columns=(Column("SLO", right=False), Column("limit"), Column("predicted"), Column("80% band"), Column("simulated"), Column("checked by", right=False)),
+        specs=both(build, (each * len(values), each * len(values))),
+        columns=(
+            Column("SLO", right=False),
+            Column("limit"),
+            Column("predicted"),
+            Column("80% band"),
+            Column("simulated"),
+            Column("checked by", right=False),
+        ),
         rows=tuple((p.label, *p.shown) for p in promises),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,16 +114,28 @@ def nines(share: float) -> float:
 
 
 def distribution_chart(
-    name: str, label: str, quantiles: Sequence[Quantile], *, unit_s: float, unit: str, limit: tuple[float, float] | None,
+    name: str,
+    label: str,
+    quantiles: Sequence[Quantile],
+    *,
+    unit_s: float,
+    unit: str,
+    limit: tuple[float, float] | None,
     limit_text: str,
 ) -> Chart:
     """Latency against the share of requests that are at least as quick, with its band and the promised corner."""
     alt = altair()
     values = [
-        {"at": nines(q.share), "value": q.value_s / unit_s, "low": q.low_s / unit_s, "high": q.high_s / unit_s, "stat": q.stat}
-        | ({"simulated": q.simulated_s / unit_s} if q.simulated_s is not None else {})
+        {
+            "at": nines(q.share),
+            "value": short(q.value_s / unit_s),
+            "low": short(q.low_s / unit_s),
+            "high": short(q.high_s / unit_s),
+            "stat": q.stat,
+        }
+        | ({"simulated": short(q.simulated_s / unit_s)} if q.simulated_s is not None else {})
         for q in quantiles
-    ]  # fmt: skip
+    ]
     corner = [] if limit is None else [{"at": nines(limit[1]), "limit": limit[0] / unit_s}]
 
     def build(size: Size, width: int, height: int) -> Any:
@@ -257,7 +164,7 @@ def distribution_chart(
         name=name,
         title=f"{label}: percentiles",
         alt=f"{label} by share of requests: " + "; ".join(f"{q.stat} {q.shown}" for q in quantiles) + limit_text,
-        specs=_both(build, (180, 170)),
+        specs=both(build, (180, 170)),
         columns=(Column("share of requests", right=False), Column("latency")),
         rows=tuple((q.stat, q.shown) for q in quantiles),
     )
@@ -294,10 +201,10 @@ def sweep_chart(
         ("fixed, links, host", "other"),
     )
     values = [
-        {"batch": str(p.batch), "part": title, "ms": getattr(p, f"{role}_s") * 1e3, "order": n}
+        {"batch": str(p.batch), "part": title, "ms": short(getattr(p, f"{role}_s") * 1e3), "order": n}
         for p in points
         for n, (title, role) in enumerate(parts)
-    ]  # fmt: skip
+    ]
 
     def build(size: Size, width: int, height: int) -> Any:
         shown = points if size == "wide" else points[:: math.ceil(len(points) / 8)]
@@ -334,14 +241,14 @@ def sweep_chart(
             step = sum(getattr(nearest, f"{r}_s") for _, r in parts) * 1e3
             text = alt.Chart(alt.Data(values=[{"batch": str(nearest.batch), "ms": step, "word": word}]))
             layers.append(text.mark_text(dy=-9, fontWeight="bold", fontSize=11).encode(x=x, y="ms:Q", text="word:N"))
-        return alt.layer(*layers)  # fmt: skip
+        return alt.layer(*layers)
 
     first, last = points[0], points[-1]
     return Chart(
         name=name,
         title=f"{label}: one decode step by batch size",
         alt=f"A step takes {_ms(first)} at batch {first.batch} and {_ms(last)} at batch {last.batch}.",
-        specs=_both(build, (230, 220)),
+        specs=both(build, (230, 220)),
         columns=tuple(
             Column(t) for t in ("batch", "weights", "arithmetic", "KV cache", "fixed, links, host", "step", "tokens/s")
         ),
@@ -394,7 +301,9 @@ def roofline_chart(
         {"x": ridge, "y": peak_flop_per_s / 1e12},
         {"x": high, "y": peak_flop_per_s / 1e12},
     ]
-    values: list[dict[str, Any]] = [{"x": p.intensity_flop_per_byte, "y": p.flop_per_s / 1e12, "label": p.label} for p in points]
+    values: list[dict[str, Any]] = [
+        {"x": short(p.intensity_flop_per_byte), "y": short(p.flop_per_s / 1e12), "label": p.label} for p in points
+    ]
 
     def build(size: Size, width: int, height: int) -> Any:
         powers = [10.0**n for n in range(-2, 7)]
@@ -408,7 +317,7 @@ def roofline_chart(
         )
         # Words at the points would run into each other and the roof: colours and a legend name them.
         names = [str(v["label"]) for v in values]
-        scale = alt.Scale(domain=names, range=[PALETTE[_LINES[i % len(_LINES)]] for i in range(len(names))])
+        scale = alt.Scale(domain=names, range=[PALETTE[LINES[i % len(LINES)]] for i in range(len(names))])
         legend = alt.Legend(title=None, columns=3 if size == "wide" else 2, labelLimit=150)
         dots = alt.Chart(alt.Data(values=values)).mark_point(filled=True, size=110, opacity=1)
         dots = dots.encode(x=x, y=y, color=alt.Color("label:N", scale=scale, legend=legend))
@@ -417,9 +326,15 @@ def roofline_chart(
     return Chart(
         name=name,
         title=f"{label}: roofline",
-        alt=f"The roof is {hbm_bytes_per_s / 1e12:.3g} TB/s up to {ridge:.0f} FLOP per byte, then {peak_flop_per_s / 1e12:,.0f} TFLOP/s ({precision}). "
-        + "; ".join(f"{p.label}: {p.intensity_flop_per_byte:.0f} FLOP per byte, {p.flop_per_s / 1e12:.0f} TFLOP/s" for p in points),
-        specs=_both(build, (240, 220)),
+        alt=(
+            f"The roof is {hbm_bytes_per_s / 1e12:.3g} TB/s up to {ridge:.0f} FLOP per byte, "
+            f"then {peak_flop_per_s / 1e12:,.0f} TFLOP/s ({precision}). "
+            + "; ".join(
+                f"{p.label}: {p.intensity_flop_per_byte:.0f} FLOP per byte, {p.flop_per_s / 1e12:.0f} TFLOP/s"
+                for p in points
+            )
+        ),
+        specs=both(build, (240, 220)),
         columns=(Column("step", right=False), Column("FLOP per byte"), Column("TFLOP/s"), Column("of the roof")),
         rows=tuple(
             (
@@ -430,7 +345,7 @@ def roofline_chart(
             )
             for p in points
         ),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,20 +370,35 @@ def memory_chart(parts: Sequence[MemoryPart]) -> Chart:
     def build(size: Size, width: int, height: int) -> Any:
         legend = alt.Legend(title=None, columns=6 if size == "wide" else 2)
         color = alt.Color("part:N", scale=alt.Scale(domain=names, range=[colours[n] for n in names]), legend=legend)
-        return alt.Chart(alt.Data(values=values), width=width, height=height).mark_bar(height=20, stroke=PALETTE["grid"], strokeWidth=0.5).encode(
-            x=alt.X("GB:Q", title="GB of one GPU", axis=alt.Axis(tickCount=6)),
-            y=alt.Y("pool:N", sort=None, title=None, axis=alt.Axis(labelLimit=150 if size == "wide" else 90, ticks=False, domain=False)),
-            color=color, order=alt.Order("order:Q"),
-        )  # fmt: skip
+        return (
+            alt.Chart(alt.Data(values=values), width=width, height=height)
+            .mark_bar(height=20, stroke=PALETTE["grid"], strokeWidth=0.5)
+            .encode(
+                x=alt.X("GB:Q", title="GB of one GPU", axis=alt.Axis(tickCount=6)),
+                y=alt.Y(
+                    "pool:N",
+                    sort=None,
+                    title=None,
+                    axis=alt.Axis(labelLimit=150 if size == "wide" else 90, ticks=False, domain=False),
+                ),
+                color=color,
+                order=alt.Order("order:Q"),
+            )
+        )
 
     return Chart(
         name="memory",
         title="Memory of one GPU",
-        alt="; ".join(f"{pool}: " + ", ".join(f"{p.part} {p.shown}" for p in parts if p.pool == pool) for pool in pools),
-        specs=_both(build, (40 * len(pools), 40 * len(pools))),
+        alt="; ".join(
+            f"{pool}: " + ", ".join(f"{p.part} {p.shown}" for p in parts if p.pool == pool) for pool in pools
+        ),
+        specs=both(build, (40 * len(pools), 40 * len(pools))),
         columns=(Column("pool", right=False), *(Column(n) for n in names)),
-        rows=tuple((pool, *(next((p.shown for p in parts if p.pool == pool and p.part == n), "none") for n in names)) for pool in pools),
-    )  # fmt: skip
+        rows=tuple(
+            (pool, *(next((p.shown for p in parts if p.pool == pool and p.part == n), "none") for n in names))
+            for pool in pools
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,21 +420,29 @@ def frontier_chart(points: Sequence[FrontierPoint], *, name: str = "frontier", t
         shape = p.label.split(" batch ")[0]
         precision, _, layout = shape.partition(" ")
         values.append(
-            {"user": p.tokens_per_s_per_user, "gpu": p.tokens_per_s_per_gpu, "shape": shape, "layout": layout or shape,
-             "weights": precision, "kind": p.kind}
-        )  # fmt: skip
+            {
+                "user": short(p.tokens_per_s_per_user),
+                "gpu": short(p.tokens_per_s_per_gpu),
+                "shape": shape,
+                "layout": layout or shape,
+                "weights": precision,
+                "kind": p.kind,
+            }
+        )
     layouts = list(dict.fromkeys(v["layout"] for v in values))
     precisions = list(dict.fromkeys(v["weights"] for v in values))
     dashes = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3])
 
     def build(size: Size, width: int, height: int) -> Any:
-        x = alt.X("user:Q", title="output tokens/s for one user", scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=7))
+        x = alt.X(
+            "user:Q", title="output tokens/s for one user", scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=7)
+        )
         y = alt.Y("gpu:Q", title="output tokens/s per GPU", scale=alt.Scale(zero=True), axis=alt.Axis(tickCount=6))
         layers = []
         legend = alt.Legend(title=None, columns=6 if size == "wide" else 3, symbolType="stroke")
         color = alt.Color(
             "layout:N",
-            scale=alt.Scale(domain=layouts, range=[PALETTE[_LINES[i % len(_LINES)]] for i in range(len(layouts))]),
+            scale=alt.Scale(domain=layouts, range=[PALETTE[LINES[i % len(LINES)]] for i in range(len(layouts))]),
             legend=legend,
         )
         dash = alt.StrokeDash(
@@ -513,23 +451,46 @@ def frontier_chart(points: Sequence[FrontierPoint], *, name: str = "frontier", t
             legend=legend if len(precisions) > 1 else None,
         )
         base = alt.Chart(alt.Data(values=[v for v in values if v["kind"] == "candidate"]), width=width, height=height)
-        layers.append(base.mark_line(strokeWidth=1.8).encode(x=x, y=y, color=color, strokeDash=dash, order=alt.Order("user:Q")))
+        layers.append(
+            base.mark_line(strokeWidth=1.8).encode(x=x, y=y, color=color, strokeDash=dash, order=alt.Order("user:Q"))
+        )
         layers.append(base.mark_point(filled=True, size=18, opacity=1).encode(x=x, y=y, color=color))
         for kind, role, shape, area in marks:
             here = [v for v in values if v["kind"] == kind]
             if here:
                 one = alt.Chart(alt.Data(values=[{**v, "word": kind} for v in here]))
-                layers.append(one.mark_point(shape=shape, size=area, filled=True, opacity=1, color=PALETTE[role]).encode(x=x, y=y))
-                layers.append(one.mark_text(dx=11, align="left", fontWeight="bold", fontSize=12).encode(x=x, y=y, text="word:N"))
+                layers.append(
+                    one.mark_point(shape=shape, size=area, filled=True, opacity=1, color=PALETTE[role]).encode(x=x, y=y)
+                )
+                layers.append(
+                    one.mark_text(dx=11, align="left", fontWeight="bold", fontSize=12).encode(x=x, y=y, text="word:N")
+                )
         return alt.layer(*layers)
 
     marked = [p for p in points if p.kind != "candidate"]
     return Chart(
         name=name,
         title=title,
-        alt="; ".join(f"{p.kind} {p.label}: {p.tokens_per_s_per_user:.0f} tokens/s per user, {p.tokens_per_s_per_gpu:,.0f} per GPU" for p in marked)
+        alt="; ".join(
+            f"{p.kind} {p.label}: {p.tokens_per_s_per_user:.0f} tokens/s per user, "
+            f"{p.tokens_per_s_per_gpu:,.0f} per GPU"
+            for p in marked
+        )
         or f"{len(points)} configurations",
-        specs=_both(build, (280, 240)),
-        columns=(Column("configuration", right=False), Column("tokens/s per user"), Column("tokens/s per GPU"), Column("", right=False)),
-        rows=tuple((p.label, f"{p.tokens_per_s_per_user:.1f}", f"{p.tokens_per_s_per_gpu:,.0f}", "" if p.kind == "candidate" else p.kind) for p in points),
-    )  # fmt: skip
+        specs=both(build, (280, 240)),
+        columns=(
+            Column("configuration", right=False),
+            Column("tokens/s per user"),
+            Column("tokens/s per GPU"),
+            Column("", right=False),
+        ),
+        rows=tuple(
+            (
+                p.label,
+                f"{p.tokens_per_s_per_user:.1f}",
+                f"{p.tokens_per_s_per_gpu:,.0f}",
+                "" if p.kind == "candidate" else p.kind,
+            )
+            for p in points
+        ),
+    )

@@ -61,7 +61,11 @@ def title(plan: Plan) -> str:
 
 def lead(plan: Plan) -> str:
     """The verdict's standing in one sentence."""
-    how = "Optimal within the model" if plan.status == "optimal" else f"Feasible, within {plan.solver.gap:.1%} of the bound"
+    how = (
+        "Optimal within the model"
+        if plan.status == "optimal"
+        else f"Feasible, within {plan.solver.gap:.1%} of the bound"
+    )
     checked = "verified by event simulation" if plan.verification.by == "simulation" else "not verified by simulation"
     note = f" ({plan.verification.note})" if plan.verification.note else ""
     return f"{how}, {checked}{note}. Objective: {plan.solver.objective}."
@@ -72,14 +76,19 @@ def facts(plan: Plan) -> list[tuple[str, str, str, str]]:
     t, miss = plan.totals, missed(plan)
     found = [
         ("GPUs", f"{t.gpus}", f"of {t.fleet_gpus} in these pools", ""),
-        ("Cost", f"{show_money(t.cost)}/h", f"{show_money(t.committed)}/h of it is committed" if t.committed else "idle included", ""),
+        (
+            "Cost",
+            f"{show_money(t.cost)}/h",
+            f"{show_money(t.committed)}/h of it is committed" if t.committed else "idle included",
+            "",
+        ),
         (
             "Promises at peak",
             f"{len(miss)} missed" if miss else ("all met" if limited(plan) else "none made"),
             f"of {len(limited(plan))}",
             "bad" if miss else ("good" if limited(plan) else ""),
         ),
-    ]  # fmt: skip
+    ]
     if t.odds is not None:
         tone = "good" if t.odds >= 0.8 else "warn" if t.odds >= 0.5 else "bad"
         found.append(("Odds that all hold", f"{t.odds:.0%}", "from the error bands", tone))
@@ -102,7 +111,8 @@ def pool_rows(plan: Plan) -> list[Row]:
     return [
         (
             p.name,
-            f"{s.model.id.rsplit('/', 1)[-1]} {s.model.precision}" + (f", KV {p.kv_dtype}" if p.kv_dtype != "bf16" else ""),
+            f"{s.model.id.rsplit('/', 1)[-1]} {s.model.precision}"
+            + (f", KV {p.kv_dtype}" if p.kv_dtype != "bf16" else ""),
             shape_text(p),
             str(p.replicas),
             str(p.gpus),
@@ -119,9 +129,10 @@ def change_lines(plan: Plan) -> list[str]:
     """What differs from what runs today."""
     c = plan.change
     if c is None:
-        return ["The intent names no baseline, so nothing is compared with what runs today. Name one with baseline: in a service."]
+        return ["No baseline is named, so nothing is compared with what runs today (baseline: in a service)."]
     gpus = f"{abs(c.gpus)} GPUs {'fewer' if c.gpus < 0 else 'more'}" if c.gpus else "as many GPUs"
-    money = f"{show_money(abs(c.cost_per_hour))}/h {'less' if c.cost_per_hour < 0 else 'more'}" if c.cost_per_hour else "the same cost"
+    more = "less" if c.cost_per_hour < 0 else "more"
+    money = f"{show_money(abs(c.cost_per_hour))}/h {more}" if c.cost_per_hour else "the same cost"
     restarts = f"Restarts {', '.join(c.restarts)}." if c.restarts else "Restarts nothing."
     return [f"Against {c.baseline}: {gpus}, {money}. {restarts}"]
 
@@ -192,14 +203,17 @@ def distributions(plan: Plan) -> list[tuple[str, list[Quantile], tuple[float, fl
                 Quantile(
                     f.metric.partition(".")[2],
                     float(f.metric.partition(".")[2][1:]) / 100,
-                    f.value, f.low, f.high, f.simulated,
+                    f.value,
+                    f.low,
+                    f.high,
+                    f.simulated,
                     f"{show_time(f.value)} ({show_time(f.low)} to {show_time(f.high)})",
                 )
                 for m in members
                 if (f := m.figure).metric.partition(".")[2] != "mean"
             ),
             key=lambda q: q.share,
-        )  # fmt: skip
+        )
         if len(quantiles) < 3:
             continue
         label = members[0].label.rsplit(" ", 1)[0]
@@ -232,8 +246,8 @@ def odds_lines(plan: Plan) -> list[str]:
     if t.odds is None:
         return ["No odds were computed: " + (t.odds_note or "the plan has no promise or no error band") + "."]
     lines = [
-        f"All promises hold at peak with probability {t.odds:.0%}: the share of the step model's error band, and of the "
-        "simulation's spread, in which every one of them is met."
+        f"All promises hold at peak with probability {t.odds:.0%}: the share of the step model's error band, and of "
+        "the simulation's spread, in which every one of them is met."
     ]
     if t.odds_note:
         lines.append(t.odds_note[:1].upper() + t.odds_note[1:].rstrip(".") + ".")
@@ -288,7 +302,13 @@ def memory_parts(plan: Plan) -> list[MemoryPart]:
     return found
 
 
-COST_COLUMNS = ("service", "per hour", "per million output tokens", "per million input tokens", "output tokens, daily mean")
+COST_COLUMNS = (
+    "service",
+    "per hour",
+    "per million output tokens",
+    "per million input tokens",
+    "output tokens, daily mean",
+)
 
 
 def cost_rows(plan: Plan) -> list[Row]:
@@ -299,10 +319,12 @@ def cost_rows(plan: Plan) -> list[Row]:
             show_money(s.cost.per_hour),
             show_money(s.cost.per_million_output_tokens),
             show_money(s.cost.per_million_input_tokens),
-            show_money(s.cost.per_million_output_tokens_daily_mean) if s.cost.per_million_output_tokens_daily_mean is not None else "no trough given",
+            show_money(s.cost.per_million_output_tokens_daily_mean)
+            if s.cost.per_million_output_tokens_daily_mean is not None
+            else "no trough given",
         )
         for s in plan.services
-    ]  # fmt: skip
+    ]
 
 
 ALTERNATIVE_COLUMNS = ("service", "what", "reason")
@@ -323,11 +345,15 @@ def lists(plan: Plan) -> list[tuple[str, tuple[str, ...]]]:
     """Assumptions, warnings, what to measure first."""
     accuracy = tuple(
         f"{s.name}: {s.model.id} in {s.model.precision} keeps {s.model.accuracy_prior:.1%} of its accuracy"
-        + (f" ({s.model.accuracy_low:.1%} to {s.model.accuracy_high:.1%})" if s.model.accuracy_low is not None and s.model.accuracy_high is not None else "")
+        + (
+            f" ({s.model.accuracy_low:.1%} to {s.model.accuracy_high:.1%})"
+            if s.model.accuracy_low is not None and s.model.accuracy_high is not None
+            else ""
+        )
         + (f", a prior: {s.model.accuracy_source}" if s.model.accuracy_source else ", a prior")
         for s in plan.services
         if s.model.accuracy_prior is not None
-    )  # fmt: skip
+    )
     every = (
         ("Assumptions", plan.assumed),
         ("Warnings", plan.warnings),

@@ -104,10 +104,13 @@ def _pool(x: PoolDoc | None, y: PoolDoc | None, name: str, found: list[Change]) 
     if x is None or y is None:
         return
     for field, text in (
-        ("role", "role"), ("kv_dtype", "KV cache"), ("max_num_seqs", "max_num_seqs"),
-        ("max_num_batched_tokens", "max_num_batched_tokens"), ("max_model_len", "max_model_len"),
+        ("role", "role"),
+        ("kv_dtype", "KV cache"),
+        ("max_num_seqs", "max_num_seqs"),
+        ("max_num_batched_tokens", "max_num_batched_tokens"),
+        ("max_model_len", "max_model_len"),
         ("gpu_memory_utilization", "gpu_memory_utilization"),
-    ):  # fmt: skip
+    ):
         p, q = getattr(x, field), getattr(y, field)
         if p != q:
             found.append(Change(f"{name} {text}", str(p), str(q)))

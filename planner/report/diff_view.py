@@ -72,6 +72,10 @@ class PlanDiff:
         inputs = [c for c in self.causes if c.kind in ("intent", "fleet", "platform")]
         return self.same_answer and not inputs and not self.restarts and not self.configs
 
+    def __bool__(self) -> bool:
+        """A diff is true when there is a difference."""
+        return not self.same
+
     def to_text(self, width: int = 100) -> str:
         return _text(self, max(60, min(width, 140)))
 

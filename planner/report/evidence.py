@@ -233,7 +233,7 @@ def roofline(
 def frontier(
     every: Sequence[Steps], context_tokens: int, *, ranks: dict[str, int], planned: str, running: float
 ) -> tuple[FrontierPoint, ...]:
-    """Speed of one user against yield of one GPU, over batches and layouts; batches that the cache cannot hold drop out."""
+    """Speed of one user against yield of one GPU, over batches and layouts, as far as the cache holds them."""
     found = []
     for s in every:
         column = s.contexts.index(context_tokens)
@@ -285,6 +285,11 @@ def pool_evidence(
     peak_format = max(planned.hardware.peak_flop_per_s, key=lambda p: (_rank(planned, p[0]), p[1]))[0]
     peak = planned.hardware.peak(peak_format)
     assert peak is not None
+    # The planned precision against one other: more lines than that cannot be told apart.
+    others = dict.fromkeys(s.precision for s in tables if s.precision != planned.precision)
+    shown = {planned.precision, *list(others)[:1]}
+    compared = [s for s in tables if s.precision in shown]
+    ranks = {f"{d.precision} {d.shape.label}": d.shape.dp for d, _ in every}
     points = roofline(
         planned,
         mine,
@@ -303,15 +308,7 @@ def pool_evidence(
         peak_flop_per_s=peak,
         peak_format=peak_format,
         hbm_bytes_per_s=planned.hardware.hbm_bytes_per_s,
-        frontier=frontier(
-            tables,
-            context,
-            ranks={f"{d.precision} {d.shape.label}": d.shape.dp for d, _ in every},
-            planned=key,
-            running=running,
-        )
-        if role != "prefill"
-        else (),
+        frontier=frontier(compared, context, ranks=ranks, planned=key, running=running) if role != "prefill" else (),
         calibration=calibration.name,
         warning=calibration.warning,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from planner.report.charts import Chart, Size, themed
+from planner.report.vega import Chart, Size, themed
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class Table:
     caption: str
     columns: tuple[Head, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    css: str = ""
+    stacks: bool = False
+    """On narrow screens one block per row instead of a table to scroll."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,14 @@ class PoolView:
     reasons: Table
 
 
-def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = (), stack: bool = False) -> Table:
+def table(
+    caption: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Sequence[int] = (),
+    stack: bool = False,
+) -> Table:
     """Text -> Table. `right` are right-aligned columns; a cell that starts with `MISS` or ends with it is marked."""
     made = tuple(
         tuple(
@@ -99,7 +107,7 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *
         for row in rows
     )
     heads = tuple(Head(c, i in right) for i, c in enumerate(columns))
-    return Table(caption, heads, made, "stack" if stack else "")
+    return Table(caption, heads, made, stack)
 
 
 def figure(chart: Chart) -> Figure:

@@ -62,7 +62,9 @@ class Browser:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         os.close(self._write)
         self._process.terminate()
         self._process.wait(timeout=20)
@@ -110,7 +112,9 @@ class Browser:
             self.requests.append(p["request"]["url"])
 
     def size(self, width: int, height: int) -> None:
-        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
+        self._call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
 
     def open(self, path: Path) -> None:
         """Load a file and wait for it; only requests beyond the page itself are kept."""
@@ -133,7 +137,7 @@ class Browser:
         """Set a control and let the page know, as a user would."""
         self.run(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.value = {json.dumps(str(value))};"
-            "e.dispatchEvent(new Event('input', {bubbles: true})); e.dispatchEvent(new Event('change', {bubbles: true})); })()"
+            "for (const kind of ['input', 'change']) e.dispatchEvent(new Event(kind, {bubbles: true})); })()"
         )
 
     def click(self, selector: str) -> None:

@@ -114,7 +114,6 @@ def test_starts_that_failed_are_predicted_to_fail(row: dict[str, Any]) -> None:
         m = row_memory(row)
         assert not m.fits
         assert m.reason
-        assert m.longest_request(tokens) < tokens or m.kv_bytes / GIB - 0.025 * m.total_bytes / GIB < 6.4
 
 
 def test_fp8_cache_holds_twice_the_tokens() -> None:

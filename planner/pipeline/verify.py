@@ -50,9 +50,11 @@ def check(question: Question, solution: Solution, *, rounds: int) -> Check:
                 for pool in unit:
                     figures[service.name, pool.candidate.key, verdict.cls, verdict.slo.key] = verdict.simulated_s
             _unlimited(ask, service, unit, result, figures)
-            bad = [v for v in found if v.fails]
-            if bad:
-                failed += [_words(service.name, v) for v in bad]
+            words = [_words(service.name, v) for v in found if v.fails]
+            if grows(result):
+                words.append(f"{service.name}: the queue grows without end at the planned rate")
+            if words:
+                failed += words
                 cuts += _cuts(ask, service, unit)
     return Check(rounds, tuple(cuts), figures, tuple(failed))
 
@@ -134,10 +136,26 @@ def _unlimited(
 def _cuts(ask: Ask, service: ChosenService, unit: Sequence[ChosenPool]) -> list[Cut]:
     holds = 0.0
     for ratio in LOWER:
-        if not any(v.fails for v in _simulate(ask, unit, rate_ratio=ratio)[1]):
+        result, found = _simulate(ask, unit, rate_ratio=ratio)
+        if not any(v.fails for v in found) and not grows(result):
             holds = ratio
             break
     return [Cut(service.name, p.candidate.key, holds * p.rate_rps / p.replicas) for p in unit]
+
+
+def grows(result: SimResult) -> bool:
+    """Whether requests wait longer and longer: the mean queue of the last quarter against the second's.
+
+    A stable queue's quarters differ by chance; one that only ever grows is at least twice as long by then.
+    """
+    for pool in result.pools:
+        waiting = [w for _, w, _ in pool.series]
+        n = len(waiting) // 4
+        if n:
+            early, late = sum(waiting[n : 2 * n]) / n, sum(waiting[-n:]) / n
+            if late > 2 * early + 2 and pool.utilisation_ratio > 0.99:
+                return True
+    return False
 
 
 def _words(service: str, v: Verdict) -> str:

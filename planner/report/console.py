@@ -17,20 +17,8 @@ from planner.plan.document import BadDay, Figure, Plan, PoolDoc, ServiceDoc
 from planner.units import show_money, show_rate, show_time
 
 LABELS = (
-    "PLAN",
-    "TODAY",
-    "BAD DAYS",
-    "WHY",
-    "BOUND",
-    "INSTEAD",
-    "DECIDE",
-    "WARNING",
-    "ASSUMED",
-    "MEASURE FIRST",
-    "CAPS",
-    "SLO",
-    "service",
-)
+    "PLAN", "TODAY", "BAD DAYS", "WHY", "BOUND", "INSTEAD", "DECIDE", "WARNING", "ASSUMED", "MEASURE", "CAPS", "SLO",
+)  # fmt: skip
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, width: int, right: Sequence[int] = ()) -> str:
@@ -52,7 +40,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, width: int, 
 def paragraph(label: str, items: Iterable[str], width: int) -> list[str]:
     """`LABEL item · item`, wrapped and indented under the label."""
     lines: list[str] = []
-    head = f"{label} " if label else ""
+    head = f"{label} "
     for item in items:
         lines += textwrap.wrap(
             item,
@@ -115,9 +103,8 @@ def _verdict(plan: Plan, width: int) -> str:
     if plan.change is not None:
         c = plan.change
         restarts = f"restarts {', '.join(c.restarts)}" if c.restarts else "restarts nothing"
-        lines.append(
-            f"TODAY {c.baseline}   change: {c.gpus:+d} GPUs, {'-' if c.cost_per_hour < 0 else '+'}{show_money(abs(c.cost_per_hour))}/h, {restarts}"
-        )
+        money = f"{'-' if c.cost_per_hour < 0 else '+'}{show_money(abs(c.cost_per_hour))}/h"
+        lines.append(f"TODAY {c.baseline}   change: {c.gpus:+d} GPUs, {money}, {restarts}")
     return "\n".join(lines)
 
 
@@ -147,26 +134,21 @@ def _services(plan: Plan, width: int) -> str:
                 )
             )
     block = table(("pool", "model", "shape", "replicas", "GPUs", "rate", "load"), rows, width=width, right=(3, 4, 5, 6))
-    caps = [
-        (
-            p.name,
-            f"{s.engine} {s.engine_version}",
-            f"{p.max_num_seqs:,} seqs",
-            f"{p.max_num_batched_tokens:,} tokens a step",
-            f"context {p.max_model_len:,}",
-            f"runs {p.running_mean:.0f} (p99 {p.running_p99:.0f}), KV holds {p.kv_sequences:,.0f}",
-        )
-        for s in plan.services
-        for p in s.pools
-    ]
+    several = sum(len(s.pools) for s in plan.services) > 1
+    caps: list[str] = []
+    for service in plan.services:
+        for p in service.pools:
+            name = f"{p.name}: " if several else ""
+            caps += paragraph("" if caps else "CAPS", [name + caps_text(service, p)], width)
+    return block + "\n\n" + "\n".join(caps)
+
+
+def caps_text(service: ServiceDoc, pool: PoolDoc) -> str:
+    """`256 sequences (runs 103, p99 168; cache holds 269) · steps of 512 tokens · ...`"""
     return (
-        block
-        + "\n\n"
-        + table(
-            ("caps", "engine", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "sequences"),
-            caps,
-            width=width,
-        )
+        f"max_num_seqs {pool.max_num_seqs:,} (runs {pool.running_mean:.0f}, p99 {pool.running_p99:.0f}; cache holds "
+        f"{pool.kv_sequences:,.0f}) · max_num_batched_tokens {pool.max_num_batched_tokens:,} · "
+        f"max_model_len {pool.max_model_len:,} · KV {pool.kv_dtype} · {service.engine} {service.engine_version}"
     )
 
 
@@ -188,29 +170,21 @@ def figure_name(metric: str) -> str:
 
 def _slos(plan: Plan, width: int) -> str:
     rows = []
-    several = len(plan.services) > 1 or any(len(p.classes) > 1 for s in plan.services for p in s.pools)
+    several = sum(len(p.classes) for s in plan.services for p in s.pools) > 1
     for service in plan.services:
         for pool in service.pools:
             for cls in pool.classes:
-                who = [pool.name if several or len(service.pools) > 1 else service.name]
-                who += [cls.name] if cls.name != "default" else []
+                who = " ".join([pool.name, *([cls.name] if cls.name != "default" else [])])
                 for f in cls.figures:
                     if f.limit is None and not _headline(f, service):
                         continue
                     shown = f"{show_time(f.value)} ({show_time(f.low)}-{show_time(f.high)})"
                     verdict = "" if f.limit is None else ("meets" if f.value <= f.limit else "MISSES")
                     by = f.method + (f"; simulated {show_time(f.simulated)}" if f.simulated is not None else "")
-                    rows.append(
-                        (
-                            " ".join(who),
-                            figure_name(f.metric),
-                            show_time(f.limit) if f.limit is not None else "-",
-                            shown,
-                            verdict,
-                            by,
-                        )
-                    )
-    return table(("SLO", "", "limit", "plan (80% band)", "", "checked by"), rows, width=width, right=(2,))
+                    limit = show_time(f.limit) if f.limit is not None else "-"
+                    rows.append((*([who] if several else []), figure_name(f.metric), limit, shown, verdict, by))
+    headers = ("SLO", *([""] if several else []), "limit", "plan (80% band)", "", "by")
+    return table(headers, rows, width=width, right=(2 if several else 1,))
 
 
 def _headline(figure: Figure, service: ServiceDoc) -> bool:
@@ -219,11 +193,14 @@ def _headline(figure: Figure, service: ServiceDoc) -> bool:
 
 
 def _bad_days(days: Sequence[BadDay], width: int) -> str:
+    several = len({d.service for d in days}) > 1
     rows = []
     for day in days:
         verdict = "hold" if not day.misses else "; ".join(day.misses)
-        rows.append((day.name, day.service, f"{day.load:.0%}", verdict))
-    return table(("BAD DAYS", "", "load", "SLOs"), rows, width=width, right=(2,))
+        rows.append((day.name, *([day.service] if several else []), f"{day.load:.0%}", verdict))
+    return table(
+        ("BAD DAYS", *([""] if several else []), "load", "SLOs"), rows, width=width, right=(2 if several else 1,)
+    )
 
 
 def class_rate_text(service: Service) -> str:

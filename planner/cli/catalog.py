@@ -50,7 +50,7 @@ def gpus(name: str | None, form: str) -> None:
         (
             g.id,
             g.arch,
-            show_bytes(g.memory.reported),
+            show_bytes(g.memory.reported) if g.memory.reported else "-",
             f"{g.memory.bandwidth / 1e12:.3g} TB/s",
             *(_rate(getattr(g, f)) for f in ("bf16", "fp8", "fp4")),
             f"{g.scale_up.kind} x{g.scale_up.domain_gpus}",

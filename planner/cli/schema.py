@@ -11,11 +11,13 @@ DOCUMENTS = ("intent", "fleet", "platform", "plan")
 @click.argument("document", type=click.Choice(DOCUMENTS))
 def schema(document: str) -> None:
     """Print the JSON schema of a document, so that an editor completes and checks it."""
+    from pydantic import BaseModel
+
     from planner.cli.console import to_json
     from planner.intent.document import Intent
     from planner.intent.fleet import Fleet
     from planner.intent.platform import Platform
     from planner.plan.document import Plan
 
-    model = {"intent": Intent, "fleet": Fleet, "platform": Platform, "plan": Plan}[document]
-    click.echo(to_json(model.model_json_schema()))
+    models: dict[str, type[BaseModel]] = {"intent": Intent, "fleet": Fleet, "platform": Platform, "plan": Plan}
+    click.echo(to_json(models[document].model_json_schema()))

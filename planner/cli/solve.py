@@ -130,9 +130,10 @@ def plan(
     if output_dir is not None:
         from planner.render import render, write_tree
 
-        written = write_tree(render(answer, templates_dir=templates_dir), output_dir, force=force)
+        files = render(answer, templates_dir=templates_dir)
+        write_tree(files, output_dir, force=force)
         print_plan(answer, form)
-        click.echo(f"wrote {len(written)} files to {output_dir}", err=True)
+        click.echo(f"wrote {len(files)} files to {output_dir}", err=True)
     else:
         print_plan(answer, form)
     return None

@@ -26,8 +26,9 @@ def render(plan_file: Path, output_dir: Path | None, force: bool, templates_dir:
 
     plan = load(plan_file)
     out = output_dir or (plan_file if plan_file.is_dir() else plan_file.parent)
-    written = write_tree(render_files(plan, templates_dir=templates_dir), out, force=force)
-    click.echo(f"wrote {len(written)} files to {out}", err=True)
+    files = render_files(plan, templates_dir=templates_dir)
+    write_tree(files, out, force=force)
+    click.echo(f"wrote {len(files)} files to {out}", err=True)
 
 
 @click.command()

@@ -42,6 +42,9 @@ class OpGroup:
     efficiency: float | None
     """Of the binding roof's peak that the group reaches; none where no roof applies."""
     source: str
+    memory_s: float = 0.0
+    """Time of moving the bytes alone; with `compute_s`, the two that the smooth maximum joins."""
+    compute_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,17 @@ def step_groups(
         efficiency = r.bytes_per_s / hw.hbm_bytes_per_s if bound == "memory" else r.flop_per_s / peak
         name = NAMES.get(op.group, op.group) + ("" if op.rate == "bf16" else f" ({op.rate})")
         found.append(
-            OpGroup(name, seconds, op.weight_bytes * touched, op.flop_per_token * width, bound, efficiency, r.source)
+            OpGroup(
+                name,
+                seconds,
+                op.weight_bytes * touched,
+                op.flop_per_token * width,
+                bound,
+                efficiency,
+                r.source,
+                memory_s,
+                compute_s,
+            )
         )
     found += _attention(d, calib, ops, decode_seqs=decode_seqs, mean_context=mean, prefill_pairs=prefill_pairs)
     if ops.state_bytes_per_seq and decode_seqs:
@@ -93,8 +106,8 @@ def step_groups(
             OpGroup("recurrent state", float(k.state_s * decode_seqs / k.pp), moved, 0.0, "memory", None, "fit")
         )
 
-    def without(**terms: float | bool) -> float:
-        changed = replace(calib, constants=replace(c, **terms))
+    def without(changes: Constants) -> float:
+        changed = replace(calib, constants=changes)
         return step_s(
             d,
             changed,
@@ -104,14 +117,14 @@ def step_groups(
             prefill_pairs=prefill_pairs,
         )
 
-    total = without()
+    total = without(c)
     if d.shape.gpus > 1:
-        link = total - without(allreduce_ratio=0.0, alltoall_ratio=0.0)
+        link = total - without(replace(c, allreduce_ratio=0.0, alltoall_ratio=0.0))
         found.append(OpGroup("collectives", link, 0.0, 0.0, "link", None, "collective tables x fit"))
-    traffic = total - without(traffic_ratio=0.0)
+    traffic = total - without(replace(c, traffic_ratio=0.0))
     moved = ops.traffic_bytes_per_token * m
     found.append(OpGroup("activations", traffic, moved, 0.0, "memory", None, "fit"))
-    host = total - without(host_step_s=0.0, host_seq_s=0.0)
+    host = total - without(replace(c, host_step_s=0.0, host_seq_s=0.0))
     found.append(OpGroup("host: scheduler, sampling", host, 0.0, 0.0, "host", None, "fit"))
     rest = total - sum(g.seconds for g in found)
     found.append(OpGroup("launches and layer overheads", rest, 0.0, 0.0, "launch", None, "kernel tables x fit"))
@@ -161,7 +174,7 @@ def _attention(
             pairs = length * cap - cap**2 / 2 if length > cap else prefill_pairs
             spent = float(k.pair_s[j]) * pairs / k.pp
             done = a.pair_flop * pairs / a.per_tokens / k.pp
-            reached = done / (hw.peak("bf16") or 1.0) / spent if spent else None
+            reached = done / (hw.peak("bf16") or 1.0) / spent if spent else 0.0
             found.append(OpGroup(f"{name}: prefill", spent, 0.0, done, "compute", reached, _source(c)))
     return found
 

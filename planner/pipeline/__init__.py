@@ -26,9 +26,9 @@ def make_plan(question: Question, *, verify: bool = True, progress: Callable[[st
     from planner.candidates import candidates, predict
     from planner.pipeline.verify import Check, check
     from planner.plan.assemble import assemble
-    from planner.solve import solve
+    from planner.solve import Cut, solve
 
-    cuts: tuple[object, ...] = ()
+    cuts: tuple[Cut, ...] = ()
     checked = Check()
     progress("solving")
     for round_number in range(1, MOST_ROUNDS + 1):

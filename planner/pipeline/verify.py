@@ -66,7 +66,7 @@ def units(service: ChosenService) -> tuple[tuple[ChosenPool, ...], ...]:
     for p in service.pools:
         if p.candidate.role != "aggregated":
             pairs.setdefault(p.candidate.class_names, []).append(p)
-    found = [(p,) for p in apart]
+    found: list[tuple[ChosenPool, ...]] = [(p,) for p in apart]
     found += [tuple(sorted(both, key=lambda p: p.candidate.role, reverse=True)) for both in pairs.values()]
     return tuple(found)
 
@@ -108,8 +108,10 @@ def pool_classes(ask: Ask, pool: ChosenPool, *, rate_ratio: float = 1.0) -> tupl
     )
 
 
-def _simulate(ask: Ask, unit: Sequence[ChosenPool], **changes: float) -> tuple[SimResult, tuple[Verdict, ...]]:
-    spec = unit_spec(ask, unit, **changes)
+def _simulate(
+    ask: Ask, unit: Sequence[ChosenPool], *, rate_ratio: float = 1.0
+) -> tuple[SimResult, tuple[Verdict, ...]]:
+    spec = unit_spec(ask, unit, rate_ratio=rate_ratio)
     result = simulate(spec)
     return result, verdicts(result, {c.name: c.slos for c in spec.classes})
 

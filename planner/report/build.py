@@ -47,7 +47,7 @@ def mean_context_tokens(pool: PoolDoc) -> float:
 def _pool(plan: Plan, service: ServiceDoc, pool: PoolDoc) -> PoolEvidence:
     asked = next(s for s in plan.intent.services if s.name == service.name)
     ask = Ask(asked, plan.fleet, model=find_model(asked.model), engine_version=service.engine_version)
-    planned = _deployment(ask, service, pool)
+    planned = pool_deployment(ask, service, pool)
     every = [(planned, _memory(planned, pool)), *_neighbours(ask, planned, pool)]
     return pool_evidence(
         pool=pool.name,
@@ -62,7 +62,7 @@ def _pool(plan: Plan, service: ServiceDoc, pool: PoolDoc) -> PoolEvidence:
     )
 
 
-def _deployment(ask: Ask, service: ServiceDoc, pool: PoolDoc) -> Deployment:
+def pool_deployment(ask: Ask, service: ServiceDoc, pool: PoolDoc) -> Deployment:
     assert ask.model is not None
     s = pool.shape
     return deployment_of(

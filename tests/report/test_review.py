@@ -190,7 +190,7 @@ def test_the_tables_are_the_step_model(made: dict[str, Any]) -> None:
     from planner.candidates.ask import Ask
     from planner.candidates.replica import calibration_of
     from planner.perf.step import step_s
-    from planner.report.build import _deployment
+    from planner.report.build import pool_deployment
 
     plan: Plan = made["plan"]
     for evidence, service in zip(made["evidence"].pools, plan.services, strict=True):
@@ -202,7 +202,7 @@ def test_the_tables_are_the_step_model(made: dict[str, Any]) -> None:
             model=find_model(service.model.id),
             engine_version=service.engine_version,
         )
-        d = _deployment(ask, service, service.pools[0])
+        d = pool_deployment(ask, service, service.pools[0])
         steps = next(s for s in evidence.steps if s.key == evidence.planned)
         for i, batch in enumerate(steps.batches):
             for j, context in enumerate(steps.contexts):

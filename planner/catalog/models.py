@@ -135,7 +135,13 @@ class _Shape:
 
 
 def _json(path: Path, *, what: str, largest: int = LARGEST_CONFIG_BYTES) -> Any:
-    return parse_json(read_text(path, what=what, largest=largest), shown_path(path)).data
+    text, shown = read_text(path, what=what, largest=largest), shown_path(path)
+    try:
+        return parse_json(text, shown).data
+    except UserError:
+        raise
+    except ValueError as e:  # a number of thousands of digits
+        raise UserError("json-number", f"{shown} holds a number that cannot be read", Where(shown)) from e
 
 
 @functools.cache
@@ -189,7 +195,7 @@ def squeeze(name: str) -> str:
     >>> squeeze("Llama 3.1-8B Instruct") == squeeze("llama-3.1-8b_instruct")
     True
     """
-    return re.sub(r"[^a-z0-9.]", "", re.sub(r"(?<=\d)[._](?=\d)", ".", name.lower()))
+    return re.sub(r"[^a-z0-9.]", "", re.sub(r"(?<=\d)_(?=\d(?![\db.]))", ".", name.lower()))
 
 
 @functools.cache
@@ -271,7 +277,7 @@ def _find(asked: str) -> Model | None:
             return _model(replace(entry, id=asked, known_as=entry.id) if owner and candidate == base else entry)
     suffix = _PRECISION_SUFFIX.search(base)
     if suffix is not None:
-        plain = _find(asked[: len(asked) - len(suffix.group())])
+        plain = _find(base[: len(base) - len(suffix.group())])
         return _named_checkpoint(plain, asked, suffix) if plain is not None else None
     shorter = _VARIANT_SUFFIX.search(base)
     if shorter is not None and owner:
@@ -427,7 +433,7 @@ def _repository(r: _Repository) -> Checkpoint:
         quantisation=quantisation,
         weights_bytes=r.weights_bytes,
         weights_source=r.source if r.weights_bytes is not None else None,
-        kv_precision=r.kv or (quantisation.kv if quantisation is not None else None),
+        kv_precision=quantisation.kv if quantisation is not None else r.kv,
     )
 
 

@@ -12,7 +12,7 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Iterable
-from typing import cast, get_args
+from typing import get_args
 
 from planner.catalog.models import Checkpoint, Model
 from planner.catalog.quantisation import Precision, Quantisation
@@ -153,6 +153,7 @@ def _anywhere(name: str, path: str) -> bool:
     return f".{name}." in f".{path}." or path == name
 
 
+@functools.lru_cache(maxsize=512)
 def weight_plan(arch: ModelArch, checkpoint: Checkpoint) -> WeightPlan:
     """How each matrix of the model is stored in this checkpoint."""
     q = checkpoint.quantisation
@@ -161,7 +162,7 @@ def weight_plan(arch: ModelArch, checkpoint: Checkpoint) -> WeightPlan:
         rules: list[tuple[str, Scheme]] = [(what, "bf16") for what in ("lm_head", *checkpoint.wide)]
         return WeightPlan(scheme, () if scheme == "bf16" else tuple(rules), _mtp(arch, checkpoint))
     found = _resolve(arch, q)
-    default = Counter(scheme for _, scheme in found).most_common(1)[0][0] if found else _scheme(q.default)
+    default = _scheme(q.default)
     head = _head(q)
     return WeightPlan(
         default, (("lm_head", head), *((what, s) for what, s in found if s != default)), _mtp(arch, checkpoint)
@@ -219,8 +220,9 @@ def _head(q: Quantisation) -> Scheme:
 
 
 def _scheme(name: str) -> Scheme:
-    assert name in SCHEMES, name
-    return cast(Scheme, name)
+    found = next((known for known in SCHEMES if known == name), None)
+    assert found is not None, name
+    return found
 
 
 # ---------------------------------------------------------------- choosing one

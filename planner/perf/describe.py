@@ -6,7 +6,7 @@ from typing import Any
 
 from planner.catalog.models import Checkpoint, Model
 from planner.perf.arch import ModelArch
-from planner.perf.checkpoints import weight_plan
+from planner.perf.checkpoints import exceptions, weight_plan
 from planner.perf.families import read_arch
 from planner.perf.quantities import (
     SCHEMES,
@@ -44,7 +44,7 @@ def model_json(model: Model) -> dict[str, Any]:
         "id": model.id,
         "shape_of": model.shape_of,
         "kind": model.kind,
-        "source": model.source,
+        "sources": [model.source],
         "family": arch.family,
         "architecture": arch.architecture,
         "layers": arch.layer_count,
@@ -84,6 +84,7 @@ def checkpoint_json(arch: ModelArch, c: Checkpoint) -> dict[str, Any]:
         "weight_bytes_source": c.weights_source or "computed",
         "default_format": plan.default,
         "formats": {what: scheme for what, scheme in plan.rules if scheme != plan.default},
+        "exceptions": list(exceptions(arch, c)),
         "kv_precision": c.kv_precision,
         "accuracy": {
             "value": c.accuracy.value,

@@ -13,6 +13,7 @@ CODE: Final = "model-config"
 # Bounds that no real model reaches: they keep a mistyped config from costing minutes or gigabytes.
 LARGEST: Final = 10**8
 MOST_LAYERS: Final = 4096
+LONGEST_LIST: Final = 2 * MOST_LAYERS
 _MISSING: Final = object()
 
 
@@ -55,7 +56,7 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.error(f"{name} must be a whole number, not {_shown(value)}")
         if not low <= value <= high:
-            raise self.error(f"{name} is {_shown(value)}, outside {low} to {high}")
+            raise self.error(f"{name} is {_shown(value).removeprefix('number ')}, outside {low} to {high}")
         return value
 
     def whole_or_none(self, *names: str, low: int = 1, high: int = LARGEST) -> int | None:
@@ -95,6 +96,12 @@ class Fields:
         for item in value:
             if not isinstance(item, kind) or (kind is int and isinstance(item, bool)):
                 raise self.error(f"{self.path}{name} holds {_shown(item)} where {kind.__name__} is expected")
+        # Some configs list their prediction layers behind the others.
+        ahead = self.data.get("num_nextn_predict_layers") or 0
+        if length is not None and ahead and isinstance(ahead, int) and len(value) == length + ahead:
+            value = value[:length]
+        if len(value) > LONGEST_LIST:
+            raise self.error(f"{self.path}{name} has {len(value)} entries, more than any model has layers")
         if length is not None and len(value) != length:
             raise self.error(
                 f"{self.path}{name} has {len(value)} entries for {length} layers", "give one entry per layer"
@@ -135,7 +142,9 @@ class Fields:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    # Python refuses to print integers of thousands of digits.
+    huge = isinstance(value, int) and value.bit_length() > 200
+    text = "of hundreds of digits" if huge else repr(value)
     text = text if len(text) <= 60 else f"{text[:57]}..."
     kind = {bool: "truth value", str: "text", list: "list", dict: "mapping", float: "number", int: "number"}
     return f"{kind.get(type(value), type(value).__name__)} {text}"

@@ -141,10 +141,9 @@ def _windowed(f: Fields, t: Traits) -> Fields:
         own["num_key_value_heads"] = t.window_kv_factor * f.whole("num_key_value_heads")
     other = f.mapping("attention_other_setting")
     if other is not None:
+        theirs = {"num_attention_heads": "num_attention_heads", "num_key_value_heads": "num_attention_groups"}
         own |= {
-            name: other.raw(name)
-            for name in ("num_attention_heads", "num_key_value_heads", "head_dim")
-            if other.has(name)
+            name: other.raw(there) for name, there in (theirs | {"head_dim": "head_dim"}).items() if other.has(there)
         }
     return f.over(**own) if own else f
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.perf.arch import Linear
-from planner.perf.families.base import Fields, Part, group, norms
+from planner.perf.families.base import MOST_LAYERS, Fields, Part, group, norms
 from planner.perf.families.decoder import MTP_NAMES, Read, Traits, feed_forwards, flag, label, mtp_layer
 from planner.perf.families.dense import attention, mlp, read_shape
 from planner.perf.families.mla import index_layers, mla
@@ -104,7 +104,7 @@ def glm_next(f: Fields, t: Traits) -> Read:
     head_dim = (nested or f).whole("linear_head_dim", "head_dim")
     kernel = (nested or f).whole("linear_conv_kernel_dim", "short_conv_kernel_size", default=4, high=1000)
     recurrent = kda(f, heads=heads, head_dim=head_dim, kernel=kernel)
-    full = [mla(f, indexer=o, index_cache=o) for o in own]
+    full = [mla(f, indexer=o, index_cache=o) + (_pooled(f) if o else Part()) for o in own]
     feeds = feed_forwards(f.over(first_k_dense_replace=f.whole("first_k_dense_replace", default=3, low=0)), t)
     streams = f.whole("hc_mult", default=1, high=64)
     around = norms(f.hidden, 2) + hyper_connections(f.hidden, streams, count=2)
@@ -112,7 +112,15 @@ def glm_next(f: Fields, t: Traits) -> Read:
     approximate = (
         ("index keys counted per token: pooling by index_kpool is not modelled",) if f.has("index_kpool") else ()
     )
-    return Read(read.layers, (), hyper_head(f.hidden, streams), approximate=approximate)
+    return Read(read.layers, approximate=approximate)
+
+
+def _pooled(f: Fields) -> Part:
+    """The small gate that pools `index_kpool` index keys into one."""
+    pool, dim = f.whole("index_kpool", default=1, high=10**6), f.whole("index_head_dim")
+    if pool <= 1:
+        return Part()
+    return Part((Linear("kpool_gate", "indexer", f.hidden, dim, "replicated"),), other_params=pool * dim)
 
 
 def hyper_connections(hidden: int, streams: int, *, count: int) -> Part:
@@ -143,7 +151,10 @@ def nemotron_h(f: Fields, t: Traits) -> Read:
         ),
         "attention": lambda: attention(
             read_shape(
-                f, qkv_bias=f.flag("attention_bias", default=False), o_bias=f.flag("attention_bias", default=False)
+                f,
+                default_head_dim=128,
+                qkv_bias=f.flag("attention_bias", default=False),
+                o_bias=f.flag("attention_bias", default=False),
             )
         ),
         "mlp": lambda: mlp(f.hidden, f.whole("intermediate_size"), gated=False, bias=f.flag("mlp_bias", default=False)),
@@ -154,6 +165,8 @@ def nemotron_h(f: Fields, t: Traits) -> Read:
     def layers(pattern: str, listed: str) -> list[str] | None:
         names = f.items(listed, str)
         if names is None and f.has(pattern):
+            if len(f.text(pattern)) > MOST_LAYERS:
+                raise f.error(f"{f.path}{pattern} has {len(f.text(pattern))} letters, more than any model has layers")
             names = [letters.get(c, c) for c in f.text(pattern) if c != "|"]
         unknown = sorted(set(names or ()) - set(parts))
         if unknown:

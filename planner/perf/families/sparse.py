@@ -64,17 +64,18 @@ def mistral_large4(f: Fields, t: Traits) -> Read:
     for i in range(n):
         fields = f if roped[i] else f.over(qk_rope_head_dim=0, qk_nope_head_dim=nope + rope)
         part = mla(fields.over(q_lora_rank=None), indexer=own_index[i], index_cache=own_index[i])
-        # A norm in front of the index queries, and one learned temperature per head (attention and indexer).
+        # A norm in front of the index queries, and a learned temperature (scale and bias) per head.
         extra = Part(norm_params=2 * h) if own_index[i] else Part()
         extra += Part(other_params=_temperatures(f, own_index[i]))
         if sources[i] != i:
             part = _borrowed(part)
         parts.append(part + extra + feeds[i] + around)
-    return Read(group([(label(p), p) for p in parts]))
+    # The rope frequencies are learned, once for all layers.
+    return Read(group([(label(p), p) for p in parts]), extra_params=rope // 2)
 
 
 def _temperatures(f: Fields, indexed: bool) -> int:
-    return f.heads + (f.whole("index_n_heads") if indexed else 0)
+    return 2 * (f.heads + (f.whole("index_n_heads") if indexed else 0))
 
 
 def _borrowed(part: Part) -> Part:

@@ -293,7 +293,7 @@ def test_hostile_fields_give_one_clear_error(change: dict[str, Any], said: str) 
         ("nvidia/Nemotron-H-56B-Base-8K", "hybrid_override_pattern", "M" * 10**6, "more than any model has layers"),
         ("nvidia/Llama-3_3-Nemotron-Super-49B-v1", "block_configs", None, "block_configs is missing"),
         ("nvidia/Llama-3_3-Nemotron-Super-49B-v1", "block_configs", [{}] * 80, "attention and ffn must both be there"),
-        ("moonshotai/Kimi-Linear-48B-A3B-Instruct", "linear_attn_config", {"full_attn_layers": [99]}, "outside 1 to 27"),
+        ("moonshotai/Kimi-Linear-48B-A3B-Instruct", "linear_attn_config", {"full_attn_layers": [99]}, "outside 1 to"),
         ("deepseek-ai/DeepSeek-V4-Flash", "compress_ratios", [4], "compress_ratios needs 43 entries"),
         ("MiniMaxAI/MiniMax-M2", "use_qk_norm", "no", "use_qk_norm must be true or false"),
         ("nvidia/NVIDIA-Nemotron-Nano-9B-v2", "mamba_ssm_cache_dtype", "int3", "state precision 'int3' is not one of"),

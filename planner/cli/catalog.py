@@ -134,17 +134,53 @@ def checkpoints(name: str | None, form: str) -> None:
 @FORMAT
 def engines(name: str | None, form: str) -> None:
     """Engines and versions: what can be rendered, and every flag that is checked."""
-    from planner.catalog.engines import describe_engines
+    from planner.catalog.engines import ENGINES, engine_versions
+    from planner.errors import did_you_mean
 
-    data = describe_engines(name)
+    found = list(engine_versions().values())
+    data: list[dict[str, Any]]
     if name is None:
-        rows = [(str(d["name"]), str(d["version"]), str(d["use"]), str(d["flags"])) for d in data]
-        _print(("engine", "version", "use", "flags"), rows, data, form, right=(3,))
+        data = [
+            {
+                "engine": e.engine,
+                "version": e.version,
+                "use": "prediction only" if e.predicts_only else ("router" if e.router else "rendered"),
+                "flags": len(e.flag_table()) if e.flags else 0,
+                "source": e.source,
+            }
+            for e in found
+        ]
+        rows = [tuple(str(v) for v in d.values()) for d in data]
+        _print(("engine", "version", "use", "flags", "source"), rows, data, form, right=(3,))
         return
-    rows = [
-        (str(f["flag"]), str(f["type"]), str(f["default"]), str(f["choices"] or "")) for d in data for f in d["table"]
+    wanted = [e for e in found if name in (e.engine, e.label, f"{e.engine}-{e.version}")]
+    if not wanted:
+        raise UserError("unknown-engine", f"unknown engine {name!r}", None, (), did_you_mean(name, ENGINES))
+    data = [
+        {
+            "engine": e.engine,
+            "version": e.version,
+            "flags": [
+                {
+                    "flag": f.name,
+                    "type": f.kind,
+                    "default": f.default,
+                    "choices": list(f.choices or ()),
+                    "aliases": list(f.aliases),
+                }
+                for f in e.flag_table().values()
+            ]
+            if e.flags
+            else [],
+        }
+        for e in wanted
     ]
-    _print(("flag", "type", "default", "choices"), rows, data, form)
+    rows = [
+        (f"{d['engine']} {d['version']}", f["flag"], f["type"], str(f["default"]), ", ".join(f["choices"]))
+        for d in data
+        for f in d["flags"]
+    ]
+    _print(("engine", "flag", "type", "default", "choices"), rows, data, form)
 
 
 @catalog.command()
@@ -170,7 +206,8 @@ def add(path: Path, form: str) -> None:
 @FORMAT
 def trace(path: Path, form: str) -> None:
     """Summarise a trace: rates, length percentiles, burstiness, prefix reuse."""
-    from planner.intent.traces import describe_trace
+    from planner.intent.traces import summarise_file
 
-    data = describe_trace(path)
+    data = summarise_file(path).model_dump(mode="json", exclude_none=True)
+    data.pop("pairs")
     _print(("figure", "value"), _flat(data), data, form)

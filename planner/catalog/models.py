@@ -459,11 +459,20 @@ def _own(path: Path, name: str, where: Where | None) -> Model:
     hf_quant = folder / "hf_quant_config.json"
     shown = shown_path(file)
     native = _native(name, data, name, shown)
+    if native.precision != "bf16":
+        # Nobody says that a folder holds its owner's own release: the prior of the format applies.
+        native = replace(native, accuracy=_accuracy(native.precision))
     if hf_quant.is_file():
         extra = _json(hf_quant, what="hf_quant_config")
         q = _settings(data, name, extra)
         if q is not None:
-            native = replace(native, precision=q.precision, quantisation=q, kv_precision=q.kv)
+            native = replace(
+                native,
+                precision=q.precision,
+                quantisation=q,
+                kv_precision=q.kv,
+                accuracy=_accuracy(q.precision),
+            )
     size = _index_bytes(folder)
     if size is not None:
         native = replace(native, weights_bytes=size, weights_source="model.safetensors.index.json, total_size")

@@ -44,7 +44,12 @@ def minimax_m3(f: Fields, t: Traits) -> Read:
     around = norms(f.hidden, 2)
     parts = [m + ff + around for m, ff in zip(mixers, feeds, strict=True)]
     left_out = ("multi-token-prediction layers: their shape is not known for this class",)
-    return Read(group([(label(p), p) for p in parts]), left_out=left_out if f.has("num_mtp_modules") else ())
+    said = ("index keys of the sparse layers are counted as FP8 with one scale, as DeepSeek's",)
+    return Read(
+        group([(label(p), p) for p in parts]),
+        left_out=left_out if f.has("num_mtp_modules") else (),
+        approximate=said if any(sparse) else (),
+    )
 
 
 def mistral_large4(f: Fields, t: Traits) -> Read:

@@ -45,7 +45,7 @@ def test_default_question_is_the_example(tmp_path: Path, monkeypatch: pytest.Mon
         import json
 
         data = json.loads(text)
-        data.pop("assumed", None)
+        data.pop("defaults", None)
         return json.dumps(data)
 
     assert answer(bare.out) == answer(written.out)

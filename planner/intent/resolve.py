@@ -96,7 +96,7 @@ def load_intent(path: Path | None, words: Words) -> tuple[Intent, tuple[str, ...
             if not words.precision:
                 told.append("the checkpoint's own precision")
             if told:
-                assumed.append("assumed: " + ", ".join(told))
+                assumed.append(", ".join(told))
     data = _apply(data, words, document)
     places = {**document.places, **_places(data, words)}
     intent = read_as(Intent, Document(data, document.source, places, document.keys), what="an intent")

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from planner.pipeline.question import Question, ask, question_of, scale_prices
+from planner.intent.document import Intent
+from planner.intent.fleet import Fleet
+from planner.intent.platform import Platform
+from planner.pipeline.question import Question, ask, question_from, question_of, scale_prices
 from planner.plan.document import Plan
 
-__all__ = ["Question", "ask", "make_plan", "resolve_again", "scale_prices"]
+__all__ = ["Question", "ask", "make_plan", "replan", "resolve_again", "scale_prices"]
 
 # Solve, simulate, send a cut back, solve again: at most so often.
 MOST_ROUNDS = 3
@@ -45,6 +48,11 @@ def make_plan(question: Question, *, verify: bool = True, progress: Callable[[st
         cuts = (*cuts, *checked.cuts)
     progress("writing the plan")
     return assemble(question, solution, checked)
+
+
+def replan(intent: Intent, fleet: Fleet, platform: Platform) -> Plan:
+    """Plan an intent that is a value already (a plan's own, with something put back)."""
+    return make_plan(question_from(intent, fleet, platform))
 
 
 def resolve_again(plan: Plan) -> list[str]:

@@ -78,7 +78,12 @@ def ask(
 
 def question_of(plan: Plan) -> Question:
     """The question that a plan answers, from what it embeds."""
-    return _question(plan.intent, plan.fleet, plan.platform, plan.assumed, None, {})
+    return _question(plan.intent, plan.fleet, plan.platform, plan.defaults, None, {})
+
+
+def question_from(intent: Intent, fleet: Fleet, platform: Platform) -> Question:
+    """An intent, a fleet and a platform as values -> a question."""
+    return _question(intent, fleet, platform, (), None, {})
 
 
 def scale_prices(question: Question, factor: float) -> Question:

@@ -103,7 +103,8 @@ def assemble(asked: Asked, solution: Solution, checked: Checked) -> doc.Plan:
         services=tuple(services),
         bad_days=bad_days([_running(p) for p in pools if p.chosen.candidate.role == "aggregated"]),
         decide=_decide(asked, services),
-        assumed=(*asked.assumed, *_assumed(by_name, services)),
+        defaults=asked.assumed,
+        assumed=_assumed(by_name, services),
         warnings=(*solution.notes, *checked.failed, *_warnings(pools)),
         measure_first=_measure_first(services),
         solver=doc.Solver(

@@ -260,6 +260,8 @@ class Plan(Strict):
     change: Change | None = None
     services: tuple[ServiceDoc, ...]
     bad_days: tuple[BadDay, ...] = ()
+    defaults: tuple[str, ...] = ()
+    """What nobody said and the planner took: printed first."""
     decide: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

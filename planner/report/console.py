@@ -17,7 +17,7 @@ from planner.plan.document import BadDay, Figure, Plan, PoolDoc, ServiceDoc
 from planner.units import show_money, show_rate, show_time
 
 LABELS = (
-    "PLAN", "TODAY", "BAD DAYS", "WHY", "BOUND", "INSTEAD", "DECIDE", "WARNING", "ASSUMED", "MEASURE", "CAPS", "SLO",
+    "DEFAULT", "PLAN", "TODAY", "BAD DAYS", "WHY", "BOUND", "INSTEAD", "DECIDE", "WARNING", "ASSUMED", "MEASURE", "CAPS", "SLO",
 )  # fmt: skip
 
 
@@ -57,7 +57,8 @@ def paragraph(label: str, items: Iterable[str], width: int) -> list[str]:
 def plan_text(plan: Plan, *, width: int = 100) -> str:
     """The whole answer for a terminal of `width` columns."""
     width = max(60, min(width, 140))
-    blocks = [_verdict(plan, width), _services(plan, width), _slos(plan, width)]
+    blocks = ["\n".join(paragraph("DEFAULT", plan.defaults, width))] if plan.defaults else []
+    blocks += [_verdict(plan, width), _services(plan, width), _slos(plan, width)]
     if plan.bad_days:
         blocks.append(_bad_days(plan.bad_days, width))
     tail: list[str] = []

@@ -210,8 +210,8 @@ def _tokens(cells: list[str], at: int | None, header: list[str], shown: str, lin
 
 
 def _bin(tokens: int) -> int:
-    """Tokens rounded down to eight binary digits (0.4%): the resolution at which pairs are counted."""
-    shift = max(tokens.bit_length() - 8, 0)
+    """Tokens rounded down to six binary digits (3%): the resolution at which pairs are counted; sums stay exact."""
+    shift = max(tokens.bit_length() - 6, 0)
     return (tokens >> shift) << shift
 
 

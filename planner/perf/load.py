@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.intent.slo import Slo
-from planner.perf.figures import gap_spread, tpot_spread, ttft_spread
-from planner.perf.lengths import normal_cdf
+from planner.perf.figures import gap_spread, speed_nodes, tpot_spread, ttft_spread
+from planner.perf.lengths import Floats, normal_cdf
 from planner.perf.nodes import gamma_quantile, strata_of
 from planner.perf.pool import PoolSpec
 from planner.perf.replica import ReplicaModel
@@ -25,7 +25,7 @@ from planner.perf.traffic import ClassLoad, Requests
 LOAD_CAP = 0.8
 METRICS = frozenset({"ttft", "itl", "tpot", "e2e", "ttfa"})
 _FIRST = frozenset({"ttft", "e2e", "ttfa"})
-_SPEED = frozenset({"tpot", "e2e"})
+_SPEED = frozenset({"tpot"})
 UNASKED = spread([math.nan, math.nan], [1.0, 1.0], "not asked", mean=math.nan)
 
 
@@ -92,13 +92,16 @@ class LoadModel(ReplicaModel):
         p = run.probabilities
         n = np.arange(len(p), dtype=np.float64)
         mean_n = run.mean
-        backlog = self.backlog(rate, mean_n) if self.prefills and metrics else None
+        backlogs = self.backlogs(rate, run) if self.prefills and metrics else ()
+        backlog = backlogs[len(backlogs) // 2] if backlogs else None
         itl = gap_spread(self, run, backlog, rate)
         figures = []
         for cls, grid in zip(self.classes, self.grids, strict=True):
-            ttft = ttft_spread(self, grid, run, backlog) if metrics & _FIRST else UNASKED
+            ttft = ttft_spread(self, grid, run, backlogs) if metrics & _FIRST else UNASKED
             tpot = tpot_spread(self, grid, run, backlog, itl=itl, rate=rate) if metrics & _SPEED else UNASKED
-            figures.append(_class_figures(cls.name, grid, ttft, itl, tpot, metrics=metrics))
+            figures.append(
+                _class_figures(cls.name, grid, ttft, itl, tpot, speeds=speed_nodes(self, run, itl), metrics=metrics)
+            )
         var_n = float(p @ n**2) - mean_n**2
         kv_mean, kv_sd = mean_n * self.kv_mean, math.sqrt(mean_n * self.kv_var + var_n * self.kv_mean**2)
         room = self.pool.kv_capacity
@@ -223,13 +226,20 @@ class LoadModel(ReplicaModel):
 
 
 def _class_figures(
-    name: str, grid: Requests, ttft: Spread, itl: Spread, tpot: Spread, *, metrics: frozenset[str]
+    name: str,
+    grid: Requests,
+    ttft: Spread,
+    itl: Spread,
+    tpot: Spread,
+    *,
+    speeds: tuple[Floats, Floats],
+    metrics: frozenset[str],
 ) -> ClassFigures:
     gaps = np.maximum(grid.output_tokens - 1, 0.0)
     whole = None
     if "e2e" in metrics:
         # Answers by prompt as the grid joins them; waits and speeds as independent nodes.
-        t_nodes, t_w = strata_of(tpot.values, np.diff(np.concatenate([[0.0], tpot.cumulative])), 7)
+        t_nodes, t_w = speeds
         first, first_w = strata_of(ttft.values, np.diff(np.concatenate([[0.0], ttft.cumulative])), 9)
         values = first[None, :, None] + gaps[:, None, None] * t_nodes[None, None, :]
         whole = spread(

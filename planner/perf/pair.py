@@ -10,6 +10,7 @@ import numpy as np
 
 from planner.errors import UserError
 from planner.intent.slo import Slo
+from planner.perf.figures import speed_nodes
 from planner.perf.load import LOAD_CAP, LoadModel, LoadResult
 from planner.perf.nodes import spread_nodes
 from planner.perf.pool import Handover, PoolSpec
@@ -71,7 +72,9 @@ class PairModel:
             whole = None
             if e2e:
                 t, tw = spread_nodes(ttft, 9)
-                s, sw = spread_nodes(fd.tpot, 7)
+                s, sw = speed_nodes(
+                    self.decode, self.decode.running(decode_rate_per_s / self.decode.pool.lockstep_ranks), fd.itl
+                )
                 whole = spread(
                     t[None, :, None] + gaps[:, None, None] * s[None, None, :],
                     grid.weights[:, None, None] * tw[None, :, None] * sw[None, None, :],

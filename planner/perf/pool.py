@@ -119,6 +119,14 @@ class PoolSpec:
         """Tokens that one decoding sequence puts into a step."""
         return 1 + (self.drafting.tokens if self.drafting is not None else 0)
 
+    @property
+    def cache_tokens(self) -> float:
+        """Tokens of one long sequence that fill the cache: what prefix groups are measured against."""
+        if self.kv_cost is None:
+            return self.kv_capacity
+        per_token = (self.kv_cost(32768.0) - self.kv_cost(0.0)) / 32768
+        return self.kv_capacity / max(per_token, 1e-12)
+
     def cost(self, context_tokens: float) -> float:
         """Cache units of one sequence, whole blocks."""
         blocks = -(-context_tokens // self.block_tokens) * self.block_tokens

@@ -31,7 +31,7 @@ class ReplicaModel:
         self.pool = pool
         self.classes = tuple(classes)
         self.shares = tuple(c.rate_per_s / total for c in classes)
-        self.grids = tuple(c.grid(replicas=pool.replicas) for c in classes)
+        self.grids = tuple(c.grid(replicas=pool.replicas, cache_tokens=pool.cache_tokens) for c in classes)
         mixed = [
             np.concatenate([getattr(g, name) for g in self.grids])
             for name in ("input_tokens", "cached_tokens", "output_tokens", "thinking_tokens")
@@ -98,10 +98,11 @@ class ReplicaModel:
         self.burst_ratio = 1 + (2 * self.batch_mean - 2) * self.overlap_ratio
 
     def _slots(self) -> int:
-        """Sequences in service at most: the cap, or as many as the cache holds at the mean plus one sigma."""
+        """Sequences in service at most: the cap, or as many as the cache holds at the mean plus 1.5 sigma."""
         cap, room = self.pool.max_num_seqs, self.pool.kv_capacity
-        # n m + sqrt(n v) = room, solved for sqrt(n)
-        root = (-math.sqrt(self.kv_var) + math.sqrt(self.kv_var + 4 * self.kv_mean * room)) / (2 * self.kv_mean)
+        # n m + 1.5 sqrt(n v) = room, solved for sqrt(n)
+        spare = 2.25 * self.kv_var
+        root = (-math.sqrt(spare) + math.sqrt(spare + 4 * self.kv_mean * room)) / (2 * self.kv_mean)
         return max(1, min(cap, int(root * root)))
 
     def chunk(self, decodes: float) -> float:
@@ -242,6 +243,22 @@ class ReplicaModel:
             idle=idle,
             batch_mean=self.batch_mean,
         )
+
+    def backlogs(self, rate_per_s: float, run: Running) -> tuple[Backlog, ...]:
+        """The backlog at the mean batch; at 1.4 sigma to either side too, where steps differ by more than 6% there.
+
+        The batch changes slowly beside the prompt queue, so its distribution mixes that of the waits.
+        """
+        middle = self.backlog(rate_per_s, run.mean)
+        if self.mean_steps == 0 or not self.beside(1.0):
+            return (middle,)
+        n = np.arange(len(run.probabilities), dtype=np.float64)
+        sd = math.sqrt(max(float(run.probabilities @ n**2) - run.mean**2, 0.0))
+        high = min(run.mean + 1.4 * sd, float(self.slots))
+        per_token = [(self.step_at(k) + middle.step_s[-1] - middle.step_s[0]) / self.chunk(k) for k in (run.mean, high)]
+        if per_token[1] < 1.06 * per_token[0]:
+            return (middle,)
+        return self.backlog(rate_per_s, max(run.mean - 1.4 * sd, 0.5)), middle, self.backlog(rate_per_s, high)
 
     def step_at(self, decodes: float) -> float:
         if decodes < 1:

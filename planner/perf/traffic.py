@@ -6,6 +6,7 @@ the prefix cache, output (thinking included) and thinking. Input and output of a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -86,6 +87,12 @@ class PrefixHits:
     warm: bool = True
     """False: the cold-cache case, no hits at all."""
 
+    def held_ratio(self, replicas: int, cache_tokens: float) -> float:
+        """Share of the groups whose prefix one replica holds, if half of its cache is left to prefixes."""
+        here = self.groups / replicas if self.routing == "affinity" else self.groups
+        need = max(here, 1.0) * self.shared_tokens
+        return min(1.0, 0.5 * cache_tokens / need) if need > 0 else 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class ClassLoad:
@@ -101,13 +108,24 @@ class ClassLoad:
     trough_ratio: float | None = None
     think_time_s: float = 0.0
 
-    def grid(self, *, replicas: int = 1) -> Requests:
-        """At most a few hundred weighted requests with the class's means kept."""
-        return _grid(self.lengths, self.hits, replicas if self.hits.routing == "round-robin" else 1)
+    def grid(self, *, replicas: int = 1, cache_tokens: float = math.inf) -> Requests:
+        """At most a few hundred weighted requests with the class's means kept.
 
-    def sample(self, rng: np.random.Generator, count: int, *, replicas: int = 1) -> Requests:
+        Hits depend on how many replicas share the traffic and on the cache of one of them.
+        """
+        held = self.hits.held_ratio(replicas, cache_tokens)
+        return _grid(self.lengths, self.hits, replicas if self.hits.routing == "round-robin" else 1, held)
+
+    def sample(
+        self, rng: np.random.Generator, count: int, *, replicas: int = 1, cache_tokens: float = math.inf
+    ) -> Requests:
         """Seeded requests with whole tokens; weights are equal."""
-        return _sample(self.lengths, self.hits, rng, count, replicas)
+        held = self.hits.held_ratio(replicas, cache_tokens)
+        found = _sample(self.lengths, self.hits, rng, count, replicas)
+        if held < 1 and self.hits.shared_tokens:
+            # A group's prefix is in the cache or it is not.
+            found = replace(found, cached_tokens=np.where(rng.random(count) < held, found.cached_tokens, 0.0))
+        return found
 
     def cold(self) -> ClassLoad:
         """The same class when nothing is cached."""
@@ -150,7 +168,7 @@ def _cached(hits: PrefixHits, inputs: Floats, history: Floats, traced: Floats, r
 
 
 @lru_cache(maxsize=512)
-def _grid(lengths: JointLengths, hits: PrefixHits, replicas: int) -> Requests:
+def _grid(lengths: JointLengths, hits: PrefixHits, replicas: int, held: float) -> Requests:
     if lengths.rows:
         table = np.array(lengths.rows)
         inputs, traced, outputs, weights = table.T
@@ -172,7 +190,10 @@ def _grid(lengths: JointLengths, hits: PrefixHits, replicas: int) -> Requests:
     # Earlier turns stand in the prompt at their mean size: their spread averages out over turns.
     history = (k - 1) * (lengths.input.mean + lengths.output.mean)
     prompt = i + history
-    return Requests(prompt, _cached(hits, prompt, history, np.zeros_like(prompt), replicas), o + t, t, w4 / w4.sum())
+    cached = _cached(hits, prompt, history, np.zeros_like(prompt), replicas)
+    if held < 1 and hits.shared_tokens:
+        cached = cached * held
+    return Requests(prompt, cached, o + t, t, w4 / w4.sum())
 
 
 def _sample(lengths: JointLengths, hits: PrefixHits, rng: np.random.Generator, count: int, replicas: int) -> Requests:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -15,9 +16,11 @@ from planner.simulate.requests import Request
 _CHUNK = 8192
 
 
-def synthetic(classes: Sequence[ClassLoad], *, requests: int, seed: int, replicas: int) -> Iterator[Request]:
+def synthetic(
+    classes: Sequence[ClassLoad], *, requests: int, seed: int, replicas: int, cache_tokens: float = math.inf
+) -> Iterator[Request]:
     """Classes' own arrival processes, superposed: gamma gaps with each class's CV (1 is Poisson)."""
-    streams = [_stream(c, i, np.random.default_rng([seed, i]), replicas) for i, c in enumerate(classes)]
+    streams = [_stream(c, i, np.random.default_rng([seed, i]), replicas, cache_tokens) for i, c in enumerate(classes)]
     merged = streams[0] if len(streams) == 1 else heapq.merge(*streams)
     for index, (at, cls, inputs, cached, outputs, thinking) in enumerate(merged):
         if index == requests:
@@ -26,7 +29,7 @@ def synthetic(classes: Sequence[ClassLoad], *, requests: int, seed: int, replica
 
 
 def _stream(
-    c: ClassLoad, cls: int, rng: np.random.Generator, replicas: int
+    c: ClassLoad, cls: int, rng: np.random.Generator, replicas: int, cache_tokens: float
 ) -> Iterator[tuple[float, int, int, int, int, int]]:
     now = 0.0
     mean = 1.0 / c.rate_per_s
@@ -35,7 +38,7 @@ def _stream(
         gaps = rng.exponential(mean, _CHUNK) if shape == 1.0 else rng.gamma(shape, mean / shape, _CHUNK)
         times = now + np.cumsum(gaps)
         now = float(times[-1])
-        s = c.sample(rng, _CHUNK, replicas=replicas)
+        s = c.sample(rng, _CHUNK, replicas=replicas, cache_tokens=cache_tokens)
         yield from zip(
             times.tolist(),
             [cls] * _CHUNK,

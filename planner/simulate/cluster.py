@@ -107,6 +107,9 @@ class Cluster:
 
     def __init__(self, pools: list[Pool], handover: Handover | None, ledger: Ledger) -> None:
         assert len(pools) == (2 if handover is not None else 1)
+        if handover is None:
+            for rep in pools[0].replicas:
+                rep.terminal = True
         self.pools = pools
         self.handover = handover
         self.ledger = ledger
@@ -123,10 +126,14 @@ class Cluster:
         entry = self.pools[0]
         for r in arrivals:
             now = r.arrival_s
+            if now > horizon_s:
+                break
             while events and events[0][0] <= now:
                 self._event(events.pop(0))
             if self.handover is not None:
                 self._move_until(now)
+            if self.handover is None and entry.spec.role == "prefill":
+                r.output, r.thinking = 1, 0
             self.ledger.arrived += 1
             self.ledger.tokens_asked += r.output
             if not entry.arrive(r, now):

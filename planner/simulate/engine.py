@@ -76,6 +76,8 @@ class Replica:
         self.seg_decodes = False
         self.cuttable = False
         self.alive = True
+        self.terminal = False
+        """A prefill pool on its own: a request ends with its first token."""
         self.out: list[tuple[float, Request]] = []
         """Prefill role: finished prompts with their times, for the router to hand over."""
         # Statistics.
@@ -234,8 +236,11 @@ class Replica:
         """A prompt is done: its next token leaves now, and it decodes from the next step on."""
         self.kv_prompts -= self.pool.cost(r.todo + 1)
         if self.prefill_role:
-            r.first_s = now_s
-            self.out.append((now_s, r))
+            r.first_s = now_s + r.host_s
+            if self.terminal:
+                self._done(r, now_s)
+            else:
+                self.out.append((now_s, r))
             return
         r.tokens += 1
         if r.first_s < 0:

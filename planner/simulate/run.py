@@ -334,7 +334,11 @@ def _one(spec: SimSpec, seed: int, total_rate: float) -> tuple[Ledger, Cluster]:
 
         def arrivals() -> Iterator[Request]:
             return synthetic(
-                scaled, requests=spec.requests, seed=seed, replicas=max(entry.spec.replicas, entry.replicas)
+                scaled,
+                requests=spec.requests,
+                seed=seed,
+                replicas=max(entry.spec.replicas, entry.replicas),
+                cache_tokens=entry.spec.cache_tokens,
             )
 
     ledger = Ledger(len(spec.classes), BATCHES, end * spec.warmup_ratio, end)

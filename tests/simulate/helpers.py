@@ -36,9 +36,17 @@ def lengths(mean: float, cv: float = 0.0, **more: int) -> Distribution:
 
 
 def traffic(
-    isl: float, osl: float, *, cv: float = 1.0, out_cv: float | None = None, rate: float = 1.0, slo: tuple[str, ...] = (),
-    share: float = 0.0, name: str = "chat", arrivals_cv: float = 1.0,
-) -> ClassLoad:  # fmt: skip
+    isl: float,
+    osl: float,
+    *,
+    cv: float = 1.0,
+    out_cv: float | None = None,
+    rate: float = 1.0,
+    slo: tuple[str, ...] = (),
+    share: float = 0.0,
+    name: str = "chat",
+    arrivals_cv: float = 1.0,
+) -> ClassLoad:
     joint = JointLengths(lengths(isl, cv), lengths(osl, cv if out_cv is None else out_cv))
     return ClassLoad(name, rate, joint, PrefixHits(share=share), arrivals_cv, tuple(parse_slo(s) for s in slo))
 

@@ -54,7 +54,9 @@ def run(pool: PoolSpec, jobs: list[Job]) -> None:
             partial = None
         decoding = [] if alone and tokens else list(running)
         context = sum(j.prompt + j.tokens for j in decoding)
-        now += table.step_s(decode_seqs=len(decoding), context_tokens=context, prefill_tokens=tokens, prefill_pairs=pairs)
+        now += table.step_s(
+            decode_seqs=len(decoding), context_tokens=context, prefill_tokens=tokens, prefill_pairs=pairs
+        )
         for j in decoding:
             j.tokens += 1
             j.gaps.append(now - j.last)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,9 @@ def test_every_request_is_accounted_for(changes: dict[str, object]) -> None:
 
 def test_a_full_cache_preempts_and_recomputes() -> None:
     roomy = simulate(SimSpec((SimPool("p", pool()),), (traffic(800, 400, rate=5.0),), requests=3000))
-    tight = simulate(SimSpec((SimPool("p", pool(kv_capacity=26_000.0)),), (traffic(800, 400, rate=5.0),), requests=3000))
+    tight = simulate(
+        SimSpec((SimPool("p", pool(kv_capacity=26_000.0)),), (traffic(800, 400, rate=5.0),), requests=3000)
+    )
     balanced(tight)
     assert roomy.books.preemptions == 0
     assert tight.books.preemptions > 0
@@ -99,7 +102,9 @@ def test_prefill_and_decode_apart_with_a_failure(failed: int) -> None:
 
 
 def test_the_last_replica_lost_rejects_the_rest() -> None:
-    r = simulate(SimSpec((SimPool("p", pool()),), (traffic(100, 50, rate=5.0),), requests=500, failures=(Failure(0, 50.0),)))
+    r = simulate(
+        SimSpec((SimPool("p", pool()),), (traffic(100, 50, rate=5.0),), requests=500, failures=(Failure(0, 50.0),))
+    )
     balanced(r)
     assert r.books.rejected > 100
 
@@ -108,8 +113,10 @@ def test_slower_with_the_rate() -> None:
     figures = []
     for rate in (3.0, 6.0, 9.0, 12.0):
         c = simulate(SimSpec((SimPool("p", pool()),), (traffic(1024, 256, rate=rate),), requests=5000)).classes[0]
-        figures.append((c.value("ttft", "mean"), c.value("itl", "mean"), c.value("e2e", "mean"), c.value("ttft", "p90")))
-    for before, after in zip(figures, figures[1:], strict=False):
+        figures.append(
+            (c.value("ttft", "mean"), c.value("itl", "mean"), c.value("e2e", "mean"), c.value("ttft", "p90"))
+        )
+    for before, after in pairwise(figures):
         assert all(b < a for b, a in zip(before, after, strict=True))
 
 
@@ -142,7 +149,10 @@ def test_classes_keep_their_own_figures() -> None:
 
 def test_a_trace_is_replayed(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("timestamp_s,input_tokens,output_tokens\n" + "".join(f"{i * 0.2},{100 + i % 7},{20 + i % 5}\n" for i in range(1000)))
+    path.write_text(
+        "timestamp_s,input_tokens,output_tokens\n"
+        + "".join(f"{i * 0.2},{100 + i % 7},{20 + i % 5}\n" for i in range(1000))
+    )
     c = traffic(103, 22, rate=5.0)
     r = simulate(SimSpec((SimPool("p", pool()),), (c,), trace=path))
     balanced(r)

@@ -49,7 +49,9 @@ def test_littles_law() -> None:
     c = traffic(1024, 256, rate=9.0)
     r = simulate(SimSpec((SimPool("p", pool()),), (c,), requests=20_000))
     # Everything in the system is running (no slot is ever short): L = lambda x time from arrival to the last token.
-    assert r.pools[0].waiting_mean + r.pools[0].running_mean == pytest.approx(9.0 * r.classes[0].value("e2e", "mean"), rel=0.03)
+    assert r.pools[0].waiting_mean + r.pools[0].running_mean == pytest.approx(
+        9.0 * r.classes[0].value("e2e", "mean"), rel=0.03
+    )
 
 
 def jobs(seed: int, count: int, gap_s: float) -> list[Job]:
@@ -62,7 +64,9 @@ def jobs(seed: int, count: int, gap_s: float) -> list[Job]:
 
 
 @pytest.mark.parametrize("scheduler", ["decode-first", "prefill-first"])
-@pytest.mark.parametrize(("seed", "gap_s", "slots", "budget"), [(1, 0.08, 64, 512), (2, 0.02, 12, 300), (3, 0.5, 32, 2048)])
+@pytest.mark.parametrize(
+    ("seed", "gap_s", "slots", "budget"), [(1, 0.08, 64, 512), (2, 0.02, 12, 300), (3, 0.5, 32, 2048)]
+)
 def test_jumps_equal_single_steps(scheduler: str, seed: int, gap_s: float, slots: int, budget: int) -> None:
     """Every first token, last token and gap of 300 requests, on a table with every kind of bend."""
     spec = PoolSpec(bent(), slots, budget, 1e9, scheduler=scheduler)  # type: ignore[arg-type]

@@ -33,6 +33,7 @@ class Pool:
         self.lazy = routing == "round-robin" and spec.role != "prefill"
         """Round-robin replicas do not depend on each other: each is advanced when a request reaches it."""
         self._ends: list[tuple[float, int]] = []
+        self._next = [INF] * replicas
 
     def advance(self, until_s: float) -> None:
         """All replicas up to a time; cost per segment, not per replica."""
@@ -41,12 +42,17 @@ class Pool:
             return
         ends = self._ends
         while ends and ends[0][0] <= until_s:
-            _, i = heapq.heappop(ends)
-            rep = self.replicas[i]
-            if rep.end_s <= until_s:
-                rep.advance(until_s)
-            if rep.end_s < INF:
-                heapq.heappush(ends, (rep.end_s, i))
+            at, i = heapq.heappop(ends)
+            if at == self._next[i]:  # else an older word on this replica
+                self.replicas[i].advance(until_s)
+                self._note(i)
+
+    def _note(self, i: int) -> None:
+        """Keep one valid entry per replica: when its segment ends now."""
+        end = self.replicas[i].end_s
+        self._next[i] = end
+        if end < INF:
+            heapq.heappush(self._ends, (end, i))
 
     def arrive(self, r: Request, now_s: float) -> bool:
         """Route one request. False where no replica lives."""
@@ -75,8 +81,8 @@ class Pool:
         rep = reps[i]
         rep.advance(now_s)
         rep.arrive(r, now_s)
-        if not self.lazy and len(reps) > 1 and rep.end_s < INF:
-            heapq.heappush(self._ends, (rep.end_s, i))
+        if not self.lazy and len(reps) > 1 and rep.end_s != self._next[i]:
+            self._note(i)
         return True
 
     def fail_one(self, now_s: float) -> list[Request]:

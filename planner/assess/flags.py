@@ -158,7 +158,7 @@ def parse_options(engine: str, words: Sequence[str]) -> Options:
             problems.append(f"{written} has no value")
             continue
         text = " ".join(values)
-        unknown = unresolved(text) if flag.kind != "json" else ()
+        unknown = unresolved(text) if flag.kind != "json" and flag.name not in AT_START else ()
         if unknown:
             problems.append(f"{written} depends on {', '.join(unknown)}, which is not among the files")
         if flag.choices and not unknown and values[0] not in flag.choices and not dotted:
@@ -185,6 +185,11 @@ def parse_config(engine: str, data: Mapping[str, Any]) -> list[str]:
     return words
 
 
+AT_START = {
+    "--node-rank", "--master-addr", "--master-port", "--dist-init-addr", "--host", "--data-parallel-address",
+    "--data-parallel-start-rank", "--data-parallel-rank", "--nnodes",
+}  # fmt: skip
+"""Flags that say where a process stands in its group: known at start by their nature, and no part of the plan."""
 _Hit = tuple[Flag, bool, str]
 
 

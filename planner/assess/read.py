@@ -26,7 +26,17 @@ from planner.catalog.gpus import find_gpu
 from planner.documents import read_text, shown_path
 from planner.errors import UserError, Where
 from planner.perf.arch import Shape
-from planner.plan.manifests import Manifest, PodTemplate, Workload, mapping, read_manifests, sequence, whole, workloads
+from planner.plan.manifests import (
+    Manifest,
+    PodTemplate,
+    Workload,
+    known_kinds,
+    mapping,
+    read_manifests,
+    sequence,
+    whole,
+    workloads,
+)
 
 _GPU = re.compile(r"^(nvidia\.com/(gpu|mig-.+)|amd\.com/gpu|habana\.ai/gaudi|google\.com/tpu|gpu\.intel\.com/.+|gpu)$")
 _READ = (".yaml", ".yml", ".json")
@@ -51,15 +61,27 @@ def read_deployment(what: Sequence[Path] | str, *, name: str = "command line") -
     """Files and folders, or the text of one command line, to what they deploy."""
     if isinstance(what, str):
         return (read_argv(what, source=name),)
-    return read_files(collect(what))
+    found = read_files(collect(what))
+    if not found:
+        shown = ", ".join(shown_path(p) for p in what)
+        raise UserError(
+            "nothing-deployed",
+            f"nothing in {shown} runs an engine or holds GPUs",
+            None,
+            (f"read are {', '.join(known_kinds())}, and launch scripts",),
+            ("render charts first (helm template), or name the file that holds the workload",),
+        )
+    return found
 
 
 def collect(paths: Sequence[Path]) -> dict[str, str]:
-    """Readable files under `paths`: what is named itself, and YAML, JSON and `.env` inside folders."""
+    """Readable files under `paths`: what is named itself, and YAML, JSON, scripts and `.env` inside folders."""
     found: dict[str, str] = {}
     for path in paths:
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.is_file() and (p.suffix in _READ or p.name == ".env"))
+            inside = sorted(
+                p for p in path.rglob("*") if p.is_file() and (p.suffix in (*_READ, ".sh") or p.name == ".env")
+            )
             inside = [p for p in inside if not any(part.startswith(".git") for part in p.parts)]
             if len(inside) > _MOST_FILES:
                 raise UserError(
@@ -104,9 +126,15 @@ def read_files(files: Mapping[str, str]) -> tuple[Found, ...]:
             for template in workload.templates:
                 found += _template(workload, template, context)
     if not found:
+        # No manifest holds an engine: launch scripts then, of which a bench or a README is none.
         for path, text in files.items():
-            if not path.endswith(_READ) and not path.endswith(".env"):
+            if path.endswith(_READ) or path.endswith(".env"):
+                continue
+            try:
                 found.append(read_argv(text, source=path))
+            except UserError:
+                if len(files) == 1:
+                    raise
     return tuple(_merged(found))
 
 
@@ -115,7 +143,7 @@ def read_revision(revision: str, paths: Sequence[str], *, repository: Path = Pat
     if not re.fullmatch(r"[\w./^~@{}-]+", revision) or revision.startswith("-"):
         raise UserError("bad-revision", f"{revision!r} is not a git revision", None, (), ("write main or HEAD~1",))
     listing = _git(repository, "ls-tree", "-r", "--name-only", revision, "--", *paths)
-    names = [n for n in listing.splitlines() if n.endswith(_READ) or n.rsplit("/", 1)[-1] == ".env"]
+    names = [n for n in listing.splitlines() if n.endswith((*_READ, ".sh")) or n.rsplit("/", 1)[-1] == ".env"]
     return read_files({n: _git(repository, "show", f"{revision}:{n}") for n in names[:_MOST_FILES]})
 
 
@@ -258,6 +286,9 @@ def _container(
     base: Found, container: Mapping[str, Any], spec: Mapping[str, Any], workload: Workload, context: _Context
 ) -> Found | None:
     env, unknown_env = _environment(container, context)
+    if workload.kind in ("LeaderWorkerSet", "DisaggregatedSet"):
+        # The controller sets these in every pod.
+        env |= {"LWS_GROUP_SIZE": str(workload.pods_per_replica), "LWS_WORKER_INDEX": "0"}
     compose = workload.kind == "Compose"
 
     def words_of(key: str) -> list[str]:

@@ -26,16 +26,12 @@ def unresolved(text: str) -> tuple[str, ...]:
 
 
 def kubernetes_expand(text: str, env: Mapping[str, str]) -> str:
-    """`$(NAME)` as the kubelet replaces it; `$$(NAME)` is an escape; unknown names stay.
+    """`$(NAME)` as the kubelet replaces it; `$$` is a dollar; unknown names stay.
 
-    >>> kubernetes_expand("--tp=$(TP) $$(TP) $(X)", {"TP": "4"})
-    '--tp=4 $(TP) $(X)'
+    >>> kubernetes_expand("--tp=$(TP) $$(TP) $(X) $$@", {"TP": "4"})
+    '--tp=4 $(TP) $(X) $@'
     """
-    return re.sub(
-        r"\$\$\(([A-Za-z_][\w.-]*)\)|\$\(([A-Za-z_][\w.-]*)\)",
-        lambda m: f"$({m[1]})" if m[1] else env.get(m[2], m[0]),
-        text,
-    )
+    return re.sub(r"\$\$|\$\(([A-Za-z_][\w.-]*)\)", lambda m: "$" if m[0] == "$$" else env.get(m[1], m[0]), text)
 
 
 def compose_expand(text: str, env: Mapping[str, str]) -> str:
@@ -134,6 +130,10 @@ class _Reader:
 
     def _double(self, i: int) -> int:
         text = self.text
+        if text.startswith('$@"', i) and self.word is None:
+            # "$@" is every argument as a word of its own, and none at all where there are none.
+            self.words += self._arguments()
+            return i + 3
         self._add("")
         while i < len(text) and text[i] != '"':
             if text[i] == "\\" and i + 1 < len(text) and text[i + 1] in '"\\$`\n':
@@ -175,10 +175,13 @@ class _Reader:
         if m2 is None:
             return "$", i + 1, False
         if m2[0] in ("@", "*"):
-            rest = [self.env[k] for k in sorted(k for k in self.env if k.isdigit() and k != "0")]
-            return " ".join(rest), m2.end(), True
+            return " ".join(self._arguments()), m2.end(), True
         value = self.env.get(m2[0])
         return (f"${m2[0]}", m2.end(), False) if value is None else (value, m2.end(), True)
+
+    def _arguments(self) -> list[str]:
+        """$1, $2, ..."""
+        return [self.env[k] for k in sorted((k for k in self.env if k.isdigit() and k != "0"), key=int)]
 
     def _operator(self, i: int) -> int:
         # `2>&1` is a redirection and was eaten there; a lone & ends a command as ; does

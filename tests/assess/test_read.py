@@ -260,7 +260,6 @@ data:
                   resources: {limits: {nvidia.com/gpu: 8}}
         """,
         {"engine": "sglang", "tp": 2, "dp": 8, "pods_per_replica": 2, "replicas": 3, "gpus": 48, "max_num_seqs": 128},
-        unknown=("--nnodes depends on $(LWS_GROUP_SIZE)",),
     ),
     "Dynamo graph, prefill and decode": one(
         """\

@@ -109,7 +109,7 @@ def toy_plan(
                 "name": s.name,
                 "model": {
                     "id": s.model,
-                    "repo": f"org/{s.model}",
+                    "repo": s.model if "/" in s.model else f"org/{s.model}",
                     "precision": "fp8" if s.precisions == ("fp8",) else "bf16",
                     "params_total": 70_553_706_496 if big else 8_030_261_248,
                     "params_active": 70_553_706_496 if big else 8_030_261_248,

@@ -23,7 +23,9 @@ OUTLIER = "TPOT at 64 and 128 clients above that at 256"
 SETTINGS = "settings unclear"
 
 EXCLUDED: dict[str, str] = {
-    **dict.fromkeys(_ids("argonne", (465, 471, 477, 483, 495, 507, 513, 537, 543, 549, 555, 567, 573, 591, 597)), WARM_UP),
+    **dict.fromkeys(
+        _ids("argonne", (465, 471, 477, 483, 495, 507, 513, 537, 543, 549, 555, 567, 573, 591, 597)), WARM_UP
+    ),
     **dict.fromkeys(_ids("argonne", (470, 476, 482, 512, 518, 554, 560, 602, 434, 392)), SWAPPING),
     **dict.fromkeys(_ids("argonne", (86, 87, 91, 158)), MEMORY_GUESS),
     **dict.fromkeys(_ids("splitwise", (13, 14, 52, 90, 127, 128)), INCONSISTENT),
@@ -36,7 +38,8 @@ EXCLUDED: dict[str, str] = {
 
 NO_TTFT: dict[str, str] = {
     **dict.fromkeys(
-        _ids("inferencex", (*range(321, 326), *range(587, 593), *range(746, 752), *range(764, 770), *range(782, 788))), TTFT_ARTEFACT
+        _ids("inferencex", (*range(321, 326), *range(587, 593), *range(746, 752), *range(764, 770), *range(782, 788))),
+        TTFT_ARTEFACT,
     ),
     **dict.fromkeys(_ids("vllm-recipes", (9, 10)), SETTINGS),
 }

@@ -7,7 +7,7 @@ used, what error it reached when whole configurations were left out, and on whic
 from __future__ import annotations
 
 import functools
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -31,6 +31,7 @@ class Anchor(Strict):
     """A measured correction: log(measured / predicted) of what `key` names, already shrunk towards zero."""
 
     key: str
+    metric: Literal["tpot", "ttft", "throughput"]
     log_ratio: float
     rows: Annotated[int, Field(gt=0)]
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass
 
 from planner.catalog.gpus import find_gpu
+from planner.catalog.memoryconstants import constants
+from planner.catalog.quantsupport import version_key
 from planner.errors import UserError
 from planner.estimate.names import arch_of, weights_of
 from planner.estimate.rows import Row
 from planner.perf.arch import Shape
 from planner.perf.deployment import Deployment, Hardware, KvDtype, hardware
-from planner.perf.quantities import kv_bytes_per_token_per_gpu, weight_bytes_per_gpu
+from planner.perf.identity import ByIdentity
+from planner.perf.memory import Memory, memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +28,35 @@ class Resolved:
     """Ranks (replicas x attention DP) that share the concurrency and the rate."""
     prefill_ranks: float
     kv_tokens: float
+    """Tokens one rank's cache holds."""
     max_seqs: float
+    """Sequences that cap and cache admit at the row's lengths."""
     chunk_tokens: float
+
+
+ENGINE_IDS = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm"}
+
+
+# What a run whose image was not recorded most likely had: the release of the reference date.
+_UNRECORDED = {"vllm": "0.15.0", "sglang": "0.5.9", "trtllm": "1.2.0"}
+
+
+@functools.cache
+def release_of(engine: str, version: str) -> str:
+    """A release number for the rules of the catalogue: as stated, else the one of the time.
+
+    TensorRT-LLM behind Dynamo is stated by Dynamo's number (0.7, 0.8), which ships TensorRT-LLM 1.2.
+    """
+    known = constants()
+    first = {"vllm": known.vllm, "sglang": known.sglang, "trtllm": known.trtllm}[engine][0].since
+    text = version.lower().lstrip("v")
+    if any(year in text for year in ("2023", "2024")):
+        return first
+    m = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
+    if m is None or (engine == "trtllm" and text.startswith(("0.7.", "0.8.", "1.x"))):
+        return _UNRECORDED[engine]
+    stated = f"{m.group(1)}.{m.group(2)}.{m.group(3) or 0}"
+    return first if version_key(stated) < version_key(first) else stated
 
 
 @functools.cache
@@ -79,24 +110,51 @@ def max_seqs_of(row: Row) -> float:
     return 2048.0
 
 
-@functools.lru_cache(maxsize=4096)
-def _kv_tokens(d: Deployment, chunk: float) -> float:
-    """Tokens of the cache: 0.9 of the memory less weights and 3 GB of activations, graphs and context per GPU."""
-    free = 0.9 * d.hardware.memory_bytes - weight_bytes_per_gpu(d.arch, d.weights, d.shape) - 3e9
-    per_token = kv_bytes_per_token_per_gpu(d.arch, d.kv_dtype, d.shape)
-    if free <= 0:
-        raise UserError("case", f"{d.arch.name} {d.precision} does not fit {d.shape.label} of {d.hardware.gpu_id}")
-    return free / per_token if per_token else float("inf")
+_MEMORY: ByIdentity[Memory] = ByIdentity(8192)
+
+# Admission counts this share of the answer: TensorRT-LLM's default scheduler (GUARANTEED_NO_EVICT) reserves it whole;
+# vLLM admits on what is there and preempts; SGLang counts a share that decays as it learns the lengths.
+RESERVE = {"trtllm": 1.0, "vllm": 0.5, "sglang": 0.6}
+
+
+def memory_of(d: Deployment, *, chunk_tokens: float, longest_tokens: float) -> Memory:
+    """What the cache of one rank holds; UserError where the model does not fit at all."""
+    # A decode worker never runs a long prefill.
+    chunk = 512 if d.role == "decode" else int(chunk_tokens)
+
+    def make() -> Memory:
+        found = memory(d, max_num_batched_tokens=chunk, max_num_seqs=256, max_model_len=int(longest_tokens) + 64)
+        if found.kv_bytes > 0 or d.engine == "sglang":
+            return found
+        # It ran, so it was made to fit: less for activations, more of the memory.
+        return memory(
+            d,
+            max_num_batched_tokens=min(chunk, 2048),
+            max_num_seqs=64,
+            max_model_len=int(longest_tokens) + 64,
+            utilization=0.95,
+        )
+
+    found = _MEMORY.get(
+        d.arch, (d.weights, d.kv_dtype, d.shape, d.hardware, d.engine, d.engine_version, chunk, longest_tokens), make
+    )
+    if found.kv_bytes <= 0:
+        raise UserError(
+            "case", f"{d.arch.name} {d.precision} does not fit {d.shape.label} of {d.hardware.gpu_id}: {found.reason}"
+        )
+    return found
 
 
 @functools.lru_cache(maxsize=8192)
-def deployment(model: str, gpu: str, engine: str, version: str, shape: Shape, precision: str, kv: KvDtype, role: str) -> Deployment:
+def deployment(
+    model: str, gpu: str, engine: str, version: str, shape: Shape, precision: str, kv: KvDtype, role: str
+) -> Deployment:
     """One value per distinct configuration, so that everything cached on it is found again."""
     hw = hardware_of(gpu)
     arch = arch_of(model)
     return Deployment(
         arch=arch,
-        weights=weights_of(model, arch, precision),
+        weights=weights_of(model, precision),
         precision=precision,
         kv_dtype=kv,
         hardware=hw,
@@ -109,24 +167,35 @@ def deployment(model: str, gpu: str, engine: str, version: str, shape: Shape, pr
 
 def resolve(row: Row) -> Resolved:
     """Deployments and caps of one row. UserError where the catalogue lacks something or the model does not fit."""
-    kv, chunk = kv_dtype_of(row), chunk_of(row)
+    kv, chunk, engine = kv_dtype_of(row), chunk_of(row), ENGINE_IDS[row.engine]
 
     def make(shape: Shape, role: str) -> Deployment:
-        return deployment(row.model, row.gpu, row.engine, row.engine_version, shape, row.precision, kv, role)
+        return deployment(
+            row.model, row.gpu, engine, release_of(engine, row.engine_version), shape, row.precision, kv, role
+        )
+
+    def capacity(d: Deployment) -> tuple[float, float]:
+        m = memory_of(d, chunk_tokens=chunk, longest_tokens=row.reserved_tokens)
+        held = m.max_sequences(row.isl_tokens + RESERVE[d.engine] * row.osl_tokens)
+        return float(m.kv_tokens), max(min(max_seqs_of(row), held), 1.0)
 
     if row.decode is not None and row.prefill is not None:
         dec = make(Shape(tp=row.decode.tp, dp=row.decode.dp, ep=row.decode.ep), "decode")
         pre = make(Shape(tp=row.prefill.tp, dp=row.prefill.dp, ep=row.prefill.ep), "prefill")
         return Resolved(
-            dec, pre, float(row.decode.workers * row.decode.dp), float(row.prefill.workers * row.prefill.dp), _kv_tokens(dec, chunk), max_seqs_of(row), chunk
+            dec,
+            pre,
+            float(row.decode.workers * row.decode.dp),
+            float(row.prefill.workers * row.prefill.dp),
+            *capacity(dec),
+            chunk,
         )
-    # dp without spread experts and without MoE are plain replicas.
-    attention_dp = row.dp > 1 and arch_of(row.model).moe and (row.ep or row.tp == 1)
+    # dp without experts spread over it means plain replicas.
+    attention_dp = row.dp > 1 and row.ep and arch_of(row.model).moe
     shape = Shape(tp=row.tp, pp=row.pp, dp=row.dp if attention_dp else 1, ep=row.ep)
-    replicas = 1.0
+    per = shape.gpus
+    replicas = max(1.0, float((row.gpus or per) // per))
     if not attention_dp:
-        per = row.tp * row.pp
-        replicas = max(1.0, (row.gpus or per * row.dp) // per)
         replicas = max(replicas, float(row.dp))
     d = make(shape, "aggregated")
-    return Resolved(d, None, replicas * shape.dp, 0.0, _kv_tokens(d, chunk), max_seqs_of(row), chunk)
+    return Resolved(d, None, replicas * shape.dp, 0.0, *capacity(d), chunk)

@@ -29,7 +29,13 @@ KINDS: dict[str, Kind] = {
     "open-loop-slo-max": "slo-max",
 }
 
-ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm", "tensorrt-llm": "tensorrt-llm", "dynamo-trt": "tensorrt-llm"}
+ENGINES = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "trtllm": "tensorrt-llm",
+    "tensorrt-llm": "tensorrt-llm",
+    "dynamo-trt": "tensorrt-llm",
+}
 
 GPUS = {
     "h100-sxm": "h100-sxm", "h100_sxm": "h100-sxm", "h200-sxm": "h200-sxm", "h200_sxm": "h200-sxm", "b200": "b200-sxm", "b200_sxm": "b200-sxm",
@@ -43,6 +49,16 @@ PRECISIONS = {
     "bf16": "bf16", "fp16": "bf16", "bf16/fp16": "bf16", "fp8": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "mxfp4", "int4": "int4", "awq": "int4",
     "int4-awq": "int4", "int8": "int8",
 }  # fmt: skip
+
+
+def canonical(model: str) -> str:
+    """One name per set of weights shapes: DeepSeek's R1 and V3 are one model, instruct and base versions too."""
+    name = model.lower().split("/")[-1].split(" ")[0]
+    name = re.sub(r"-(instruct|chat|hf|fp8|nvfp4|0528|it|v0\.1|awq)(?=-|$)", "", name).replace("meta-llama", "llama")
+    name = re.sub(r"-(instruct|chat|hf|fp8|nvfp4|0528|it|v0\.1|awq)(?=-|$)", "", name)
+    return {"deepseek-r1": "deepseek-v3", "deepseek-v3.1": "deepseek-v3", "llama-3.3-70b": "llama-3.1-70b"}.get(
+        name, name
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +132,16 @@ class Row:
             shape = f"p{self.prefill.gpus}d{self.decode.gpus}{'ep' if self.decode.ep else ''}{'dp' if self.decode.attention_dp else ''}"
         else:
             shape = f"tp{self.tp}pp{self.pp}dp{self.dp}{'ep' if self.ep else ''}"
-        return "/".join((self.model, self.gpu, self.engine, shape, self.precision, "mtp" if self.speculation else "plain"))
+        return "/".join(
+            (
+                canonical(self.model),
+                self.gpu,
+                self.engine,
+                shape,
+                self.precision,
+                "mtp" if self.speculation else "plain",
+            )
+        )
 
     @property
     def sweep(self) -> str:
@@ -220,7 +245,11 @@ def _kv(text: str) -> str:
 
 def parse(row: Mapping[str, str | None]) -> Row:
     """One CSV line of either layout."""
-    return _silicon(row) if "silicon_ttft_ms" in row or "length_factor" in row or "silicon_data_source" in row else _open(row)
+    return (
+        _silicon(row)
+        if "silicon_ttft_ms" in row or "length_factor" in row or "silicon_data_source" in row
+        else _open(row)
+    )
 
 
 def _open(row: Mapping[str, str | None]) -> Row:

@@ -17,9 +17,10 @@ from planner.perf.deployment import Hardware
 # RDMA round and the rendezvous of a second stage between nodes; one order above NVLink's, as NCCL's own tables show.
 NIC_ALPHA_S = 20e-6
 HOP_ALPHA_S = 10e-6
-# A NIC's usable share, and a PCIe x16's.
+# A NIC's usable share; and a PCIe x16's in a ring (RTX PRO 6000 tables: 24 to 38 GB/s of 64; the L40S table's 2 to
+# 20 GB/s of 32 come from one host across sockets, and serving results on L40S contradict them).
 NIC_RATIO = 0.8
-PCIE_RATIO = 0.85
+PCIE_RATIO = 0.45
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ def _ring(hardware: Hardware, gpus: int, factor: float) -> Cost:
     """From link speed alone, where no table fits: two NVLink latencies and the ring's bytes at 70% of the link."""
     fast = hardware.scale_up_gpus > 1 and "pcie" not in hardware.scale_up_kind.lower()
     link = hardware.scale_up_bytes_per_s * 0.7 if fast else hardware.pcie_bytes_per_s * PCIE_RATIO
+    # (PCIE_RATIO is what a ring reaches when every GPU sends and receives through the host at once.)
     return Cost(6e-6 if fast else 15e-6, 5e-9 if fast else 2e-8, factor * (gpus - 1) / gpus / link)
 
 
@@ -71,9 +73,9 @@ def _intra(hardware: Hardware, gpus: int, kind: str) -> Cost:
     kernels = kernels_for(hardware.gpu_id, hardware.arch)
     table = kernels.table.allreduce if kind == "allreduce" else kernels.table.alltoall
     measured = _at(dict(table), gpus)
-    pcie_table = kernels.gpu_id in ("l40s", "rtx-pro-6000-server")
+    pcie_table = kernels.gpu_id == "rtx-pro-6000-server"
     pcie_here = "pcie" in hardware.scale_up_kind.lower()
-    if measured is None or pcie_table != pcie_here:
+    if measured is None or pcie_table != pcie_here or kernels.gpu_id == "l40s":
         return _ring(hardware, gpus, factor)
     # The table's bytes at the table's own link, rescaled where this GPU's link differs (NVL bridges, H800, AMD meshes).
     scale = 1.0 if kernels.measured else _LINK[kernels.gpu_id] / max(hardware.scale_up_bytes_per_s, 1.0)

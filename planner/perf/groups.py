@@ -6,12 +6,12 @@ matrix in one number format: attention projections, dense MLP, routed experts, s
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 
 from planner.perf.arch import Attention, CompressedAttention, LayerGroup, Linear, Mla, Recurrent, Scheme
 from planner.perf.deployment import Deployment, Hardware
+from planner.perf.identity import ByIdentity
 from planner.perf.quantities import matrix_bytes
 
 # Number format -> (rate it computes at where native, row of the kernel table for streaming).
@@ -103,6 +103,10 @@ class Operations:
     layers: float
     logit_bytes_per_token: float
     """Logits gathered over TP per sampled token."""
+    traffic_bytes_per_token: float
+    """Activations that one token's kernels read and write: products' inputs and outputs, norms, experts' gathering."""
+    kernels: float
+    """Kernel launches of one step: what the host issues where no CUDA graph replays them."""
 
 
 def shard_ratio(linear: Linear, tp: int) -> float:
@@ -195,9 +199,38 @@ def _context(g: LayerGroup, d: Deployment) -> list[ContextOps]:
     return []
 
 
-@functools.lru_cache(maxsize=8192)
+# Small kernels of one layer besides its matrix products (norms, rope, cache write, attention, activation; absorbed
+# products and their copies; top-k and its gather; scan and convolution; routing, sorting, gathering): orders of size
+# read off public engines' traces, used only as the unit of `Constants.eager_kernel_s`.
+_ATTENTION_KERNELS, _MLA_KERNELS, _SPARSE_KERNELS, _RECURRENT_KERNELS, _MOE_KERNELS = 8.0, 24.0, 8.0, 10.0, 12.0
+
+
+def _traffic(g: LayerGroup, d: Deployment) -> float:
+    """Bytes of activations per token of one attention-DP rank, all layers of the group."""
+    tp, ranks = d.shape.tp, d.shape.tp * d.shape.dp
+    elements = 6.0 * d.arch.hidden
+    for x in g.linears:
+        if x.group == "routed_expert":
+            continue
+        share = shard_ratio(x, tp)
+        elements += x.inputs * (share if x.shard == "row" else 0.5) + x.outputs * (1.0 if x.shard == "row" else share)
+    if g.moe is not None:
+        # Every chosen copy is gathered, written, read, and combined; widths split over TP or copies over EP.
+        copies = g.moe.active * (d.shape.dp / ranks if d.shape.ep else float(d.shape.dp))
+        width = g.moe.expert_width if d.shape.ep else g.moe.expert_width / ranks
+        elements += copies * 4.0 * (d.arch.hidden + width)
+    return 2.0 * elements * g.count
+
+
+_CACHE: ByIdentity[Operations] = ByIdentity(8192)
+
+
 def operations(d: Deployment) -> Operations:
     """Count one step of a replica (one attention-DP rank of it where dp > 1)."""
+    return _CACHE.get(d.arch, (d.weights, d.kv_dtype, d.shape, d.hardware), lambda: _count(d))
+
+
+def _count(d: Deployment) -> Operations:
     tp, dp, ep = d.shape.tp, d.shape.dp, d.shape.ep
     matrices: dict[tuple[str, str, str, int, int, float], MatrixOps] = {}
 
@@ -211,11 +244,12 @@ def operations(d: Deployment) -> Operations:
 
     contexts: list[ContextOps] = []
     count = dict.fromkeys(("attention", "mla", "sparse", "recurrent", "moe", "reduce", "exchange"), 0.0)
-    state, recurrence = 0.0, 0.0
+    state, recurrence, traffic = 0.0, 0.0, 0.0
     for g in d.arch.layers:
         for op in _group_matrices(g, d):
             add(op)
         contexts += _context(g, d)
+        traffic += _traffic(g, d)
         n, m = float(g.count), g.mixer
         if isinstance(m, Recurrent):
             count["recurrent"] += n
@@ -268,4 +302,13 @@ def operations(d: Deployment) -> Operations:
         hidden_bytes=hidden_bytes,
         layers=float(d.arch.layer_count),
         logit_bytes_per_token=2.0 * head.outputs * (tp - 1) / tp if tp > 1 else 0.0,
+        traffic_bytes_per_token=traffic,
+        kernels=sum(o.calls for o in matrices.values())
+        + count["attention"] * _ATTENTION_KERNELS
+        + count["mla"] * _MLA_KERNELS
+        + count["sparse"] * _SPARSE_KERNELS
+        + count["recurrent"] * _RECURRENT_KERNELS
+        + count["moe"] * _MOE_KERNELS
+        + count["reduce"]
+        + count["exchange"],
     )

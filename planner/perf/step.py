@@ -15,7 +15,6 @@ Ignores overlap of collectives with compute and L2 reuse.
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +27,7 @@ from planner.perf.calibration import Calibration, Constants
 from planner.perf.collectives import Cost, allreduce, alltoall, hop
 from planner.perf.deployment import Deployment, Hardware
 from planner.perf.groups import MatrixOps, Operations, operations
+from planner.perf.identity import ByIdentity
 
 Array = NDArray[np.float64]
 
@@ -68,6 +68,10 @@ class Coefficients:
     cap: Array
     state_s: float
     """Per decoding sequence and step."""
+    eager_s: float
+    """Host floor of a step without CUDA graphs."""
+    first_s: float
+    """Latency of a prompt's first pass that only its own TTFT sees."""
     smooth: float
     pp: float
 
@@ -95,6 +99,8 @@ class Stack:
     pair_s: Array
     cap: Array
     state_s: Array
+    eager_s: Array
+    first_s: Array
     smooth: float
     pp: Array
 
@@ -171,8 +177,10 @@ def rates(op: MatrixOps, hardware: Hardware, c: Constants) -> Rates:
     if not c.kernel_tables:
         return Rates(hardware.hbm_bytes_per_s * c.hbm_ratio, peak * c.flop_ratio, 0.0, "spec sheet")
     kernels = kernels_for(hardware.gpu_id, hardware.arch)
-    hbm, flop, fixed = _row(kernels.table, op.row)
-    hbm *= c.hbm_ratio
+    _, flop, fixed = _row(kernels.table, op.row)
+    # Streaming large weights is alike in every format: engines overlap what the tables time kernel by kernel. What the
+    # formats differ in (quantising activations, scales) is in the fixed time.
+    hbm = _row(kernels.table, "bf16")[0] * c.hbm_ratio
     flop *= c.flop_ratio
     if op.experts:
         hbm *= c.moe_hbm_ratio
@@ -185,7 +193,8 @@ def rates(op: MatrixOps, hardware: Hardware, c: Constants) -> Rates:
             hbm *= narrow
             flop *= narrow
     if op.row in ("int4", "weight_only8"):
-        hbm *= c.int4_hbm_ratio
+        hbm *= c.int4_ratio
+        flop *= c.int4_ratio
     who = f"kernel table of {kernels.gpu_id}" + ("" if kernels.measured else " (nearest measured)")
     return Rates(
         hardware.hbm_bytes_per_s * min(hbm, 1.0), peak * min(flop, 1.0), fixed * c.launch_ratio, f"{who} x fit"
@@ -194,12 +203,11 @@ def rates(op: MatrixOps, hardware: Hardware, c: Constants) -> Rates:
 
 def coefficients(d: Deployment, calib: Calibration) -> Coefficients:
     """Counts and rates -> seconds per unit. Cached: a deployment and a calibration are values."""
-    return _coefficients(d, calib.constants)
+    c = calib.constants
+    return _CACHE.get(d.arch, (d.weights, d.kv_dtype, d.shape, d.hardware, c), lambda: resolve(operations(d), d, c))
 
 
-@functools.lru_cache(maxsize=8192)
-def _coefficients(d: Deployment, c: Constants) -> Coefficients:
-    return resolve(operations(d), d, c)
+_CACHE: ByIdentity[Coefficients] = ByIdentity(8192)
 
 
 def resolve(ops: Operations, d: Deployment, c: Constants) -> Coefficients:
@@ -216,7 +224,8 @@ def resolve(ops: Operations, d: Deployment, c: Constants) -> Coefficients:
             / r.flop_per_s
             * (c.ep_imbalance_ratio if op.experts and d.shape.ep and tp * dp > 1 else 1.0)
         )
-        fixed += op.calls * r.fixed_s
+        # Grouped products are fused with routing and activation: their fixed time is the layer's (`moe_layer_s`).
+        fixed += op.calls * r.fixed_s if not op.experts else 0.0
         head[i] = float(op.head)
         if op.experts:
             miss[i] = math.log1p(-min(op.active / op.experts, 1.0 - 1e-12)) * c.moe_skew * dp
@@ -258,7 +267,9 @@ def resolve(ops: Operations, d: Deployment, c: Constants) -> Coefficients:
     hops: Cost = hop(hw, tp=tp) if d.shape.pp > 1 else Cost()
     pp = d.shape.pp
     size_r, size_x = ops.hidden_bytes, ops.alltoall_hidden_bytes
+    # The fitted ratio is about latency (stragglers, fusing with the norm); bandwidth is what the tables measured.
     ar, ax = ops.allreduce_calls * c.allreduce_ratio, ops.alltoall_calls * c.alltoall_ratio
+    ar_bytes = ops.allreduce_calls * min(c.allreduce_ratio, 1.0)
     overheads = 0.0 if not c.kernel_tables else 1.0
     comm_fixed = ar * reduce.alpha_s + ax * exchange.alpha_s + overheads * (pp - 1) * hops.alpha_s
     comm_sqrt = ar * reduce.gamma * math.sqrt(size_r) + ax * exchange.gamma * math.sqrt(size_x)
@@ -267,13 +278,16 @@ def resolve(ops: Operations, d: Deployment, c: Constants) -> Coefficients:
         + ax * exchange.s_per_byte * size_x
         + overheads * (pp - 1) * hops.s_per_byte * ops.hidden_bytes
     )
-    elementwise = ops.layers * c.elementwise_vectors * ops.hidden_bytes / (bandwidth * min(stream, 1.0))
+    elementwise = c.traffic_ratio * ops.traffic_bytes_per_token / (bandwidth * min(stream, 1.0))
     recurrence = ops.recurrence_flop_per_token / (bf16 * min(0.3 if c.kernel_tables else 1.0, 1.0))
     gather = ops.logit_bytes_per_token * reduce.s_per_byte * c.allreduce_ratio / 2.0
+    pace = c.pace_ratio
     return Coefficients(
-        mem_s=mem, flop_s=flop, tile_s=tile, log_miss=miss, head=head, fixed_s=fixed + comm_fixed, host_step_s=c.host_step_s,
-        token_s=comm_token + elementwise + recurrence, sqrt_s=comm_sqrt, sampled_s=gather + c.host_seq_s, waste_s=waste,
-        context_s=context, pair_s=pair, cap=cap, state_s=ops.state_bytes_per_seq / (bandwidth * min(stream, 1.0)), smooth=c.smooth, pp=float(pp),
+        mem_s=mem * pace, flop_s=flop * pace, tile_s=tile * pace, log_miss=miss, head=head, fixed_s=(fixed + comm_fixed) * pace,
+        host_step_s=c.host_step_s * pace, token_s=(comm_token + elementwise + recurrence) * pace, sqrt_s=comm_sqrt * pace,
+        sampled_s=(gather + c.host_seq_s) * pace, waste_s=waste * pace, context_s=context * pace, pair_s=pair * pace, cap=cap,
+        state_s=ops.state_bytes_per_seq / (bandwidth * min(stream, 1.0)) * pace, eager_s=ops.kernels * c.eager_kernel_s * pace, first_s=ops.kernels * c.first_kernel_s,
+        smooth=c.smooth, pp=float(pp),
     )  # fmt: skip
 
 
@@ -292,7 +306,7 @@ def linear_s(k: Stack, tokens: Array, *, mixed: bool) -> Array:
     t = smooth_max(k.mem_s * touched, k.flop_s * width + k.tile_s * touched, k.smooth).sum(axis=1)
     t = t + k.fixed_s + k.host_step_s + k.token_s * m + k.sqrt_s * np.sqrt(m) + k.sampled_s * sampled
     if mixed:
-        t = t + k.waste_s * m
+        t = smooth_max(np.asarray(t + k.waste_s * m), k.eager_s, k.smooth)
     return np.asarray(t)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from planner.perf.calibration import Calibration
 from planner.perf.deployment import Deployment
+from planner.perf.identity import ByIdentity
 from planner.perf.step import coefficients, decode_attention_s, linear_s, prefill_attention_s
 from planner.perf.table import Curve, StepTable
 
@@ -30,9 +31,16 @@ def _token_knots(most: int) -> tuple[int, ...]:
     return tuple(knots)
 
 
-@functools.lru_cache(maxsize=4096)
+_CACHE: ByIdentity[StepTable] = ByIdentity(4096)
+
+
 def build_step_table(d: Deployment, calib: Calibration, *, max_num_seqs: int, max_num_batched_tokens: int) -> StepTable:
     """Table of one replica (or attention-DP rank) up to its caps; beyond them the curves go on straight."""
+    key = (d.weights, d.kv_dtype, d.shape, d.hardware, calib.constants, max_num_seqs, max_num_batched_tokens)
+    return _CACHE.get(d.arch, key, lambda: _build(d, calib, max_num_seqs, max_num_batched_tokens))
+
+
+def _build(d: Deployment, calib: Calibration, max_num_seqs: int, max_num_batched_tokens: int) -> StepTable:
     c = coefficients(d, calib)
     k = c.one()
 
@@ -58,5 +66,5 @@ def build_step_table(d: Deployment, calib: Calibration, *, max_num_seqs: int, ma
         batch_knots=(1,),
         decode_attention=(attention,),
         prefill_attention=prefill,
-        request_s=calib.constants.request_s,
+        request_s=calib.constants.request_s + c.first_s,
     )

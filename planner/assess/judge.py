@@ -90,7 +90,16 @@ def _static(found: Found, service: Service | None, fleet: Fleet | None, gpu: str
     d, caps = r.deployment, r.caps
     findings += [Finding("note", "", n) for n in r.notes]
     refusals = check_shape(d)
-    findings += [Finding("fails", _flag_of_rule(found, x.code), x.message, f"would do: {x.would_do}") for x in refusals]
+    findings += [
+        Finding(
+            "warns" if x.code in _UNWISE else "fails",
+            _flag_of_rule(found, x.code),
+            x.message,
+            f"would do: {x.would_do}",
+        )
+        for x in refusals
+    ]
+    refusals = tuple(x for x in refusals if x.code not in _UNWISE)
     findings += _counts(found, r)
     findings += _caps_findings(found, r)
     m = memory_of(
@@ -127,10 +136,18 @@ def _static(found: Found, service: Service | None, fleet: Fleet | None, gpu: str
     return judged, Run(found, r, m, model, instances)
 
 
+_UNWISE = ("tp-link", "ep-link")
+"""Rules of what the planner would choose; an engine starts all the same, only slower."""
+
+
 def _flag_of_rule(found: Found, code: str) -> str:
     """The flag that a refused rule is about."""
-    if code in ("formats", "quant-support", "kv-support") or "format" in code or "support" in code:
+    if code == "precision":
         return found.flag_of("quantization") if found.quantization else ""
+    if code == "kv-dtype":
+        return found.flag_of("kv_cache_dtype")
+    if code.startswith("pp-"):
+        return found.flag_of("pp")
     return found.flag_of("tp")
 
 
@@ -187,9 +204,11 @@ def _does_not_fit(found: Found, r: Resolved, m: Memory) -> Finding:
         weights = f"weights take {show_bytes(m.weights_bytes)} of {show_bytes(m.usable_bytes)} usable per GPU"
         return Finding("fails", found.flag_of("tp"), f"{m.reason}; {weights}", "use more GPUs or fewer bits")
     longest = _longest(found, r)
-    said = "" if found.max_model_len else f" ({caps.max_model_len:,} is the model's own length, since none is given)"
+    said = "" if found.max_model_len else " (the model's own length, since none is given)"
+    cache = f"the {show_bytes(m.kv_bytes)} of cache per GPU, headroom kept"
+    message = f"one request of {caps.max_model_len:,} tokens{said} does not fit into {cache}"
     fix = f"set {found.flag_of('max_model_len')} to {longest} or less" if longest else "use more GPUs or fewer bits"
-    return Finding("fails", found.flag_of("max_model_len"), m.reason + said, fix)
+    return Finding("fails", found.flag_of("max_model_len"), message, fix)
 
 
 def _longest(found: Found, r: Resolved) -> int:

@@ -190,14 +190,20 @@ def _sized(
         promised = {c.name: c.slos for c in classes}
     if promised is None:
         return
+    ready: list[tuple[float, int, int, bool, LoadModel, Memory]] = []
+    replicas = max(1, place.gpus // d.shape.gpus) if _hits_depend_on_replicas(classes) else 1
     for seqs, budget, wanted in _caps(ask, place, d, classes=classes, margins=margins, longest=longest):
         m = memory_of(
             d, budget=budget, seqs=seqs, max_model_len=longest, utilization=ask.service.gpu_memory_utilization
         )
-        if not m.fits:
-            continue
+        if m.fits:
+            model = LoadModel(spec_of(ask, d, m, budget=budget, seqs=seqs, replicas=replicas), classes)
+            ready.append((-model.lambda_max, seqs, budget, wanted, model, m))
+    # The most stable first: where promises do not bind it settles all others at once.
+    ready.sort(key=lambda r: r[:3])
+    for _, seqs, budget, wanted, model, m in ready:
         made = _evaluated(
-            ask, place, layout, d=d, m=m, classes=classes, promises=Promises(promised, margins), seqs=seqs,
+            ask, place, layout, d=d, m=m, model=model, promises=Promises(promised, margins), seqs=seqs,
             budget=budget, longest=longest, seen=seen, wanted=wanted,
         )  # fmt: skip
         if made is not None:
@@ -250,7 +256,7 @@ def _evaluated(
     *,
     d: Deployment,
     m: Memory,
-    classes: Sequence[ClassLoad],
+    model: LoadModel,
     promises: Promises,
     seqs: int,
     budget: int,
@@ -259,10 +265,8 @@ def _evaluated(
     wanted: bool,
 ) -> Candidate | None:
     """The candidate, or None where another that takes the same GPUs is better in everything."""
-    replicas = max(1, place.gpus // d.shape.gpus) if _hits_depend_on_replicas(classes) else 1
-    model = LoadModel(spec_of(ask, d, m, budget=budget, seqs=seqs, replicas=replicas), classes)
     service = ask.service
-    rivals = seen.rivals.setdefault((d.shape.gpus, d.precision, d.kv_dtype), [])
+    rivals = seen.rivals.setdefault((d.shape, d.precision, d.kv_dtype), [])
     most = (service.load_cap * model.lambda_max, service.degraded_cap * model.lambda_max)
     if not wanted and any(r.planned_rps > most[0] and r.degraded_rps > most[1] for r in rivals):
         return None
@@ -288,7 +292,7 @@ def _evaluated(
     accuracy = layout.checkpoint.accuracy.value
     return Candidate(
         service=ask.name,
-        class_names=tuple(c.name for c in classes),
+        class_names=tuple(c.name for c in model.classes),
         role=d.role,
         fleet_pool=place.pool.name,
         deployment=d,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planner.candidates.candidate import Candidate
 from planner.solve.model import Choices, Limits, fits, select
-from planner.solve.objective import most_traffic, weights
+from planner.solve.objective import goals, most_traffic
 from planner.solve.patterns import Pattern, least_alone
 from planner.solve.prepare import Evaluator, Prepared, choices, demand_of, prepare
 from planner.solve.question import Clause, Question
@@ -107,7 +107,7 @@ def _saved(setting: _Setting, without: Question, clause: Clause) -> str | None:
     if alone is None:
         return None
     prepared, made = alone
-    first, then = weights(setting.question)
+    first, then = goals(setting.question)
     outcome = select(
         [made, *setting.others], prepared.spaces, prepared.by_total & setting.prepared.by_total,
         first=first, then=then[1:2], pack=prepared.pack, limits=_EXPLAIN_LIMITS,

@@ -36,6 +36,8 @@ class Choices:
     splits: tuple[Split, ...]
     groups: dict[tuple[str, ...], tuple[Pattern, ...]]
     surge: bool = False
+    stopped: tuple[int, ...] = ()
+    """By split: GPUs of what runs today for class groups that the split does not have."""
 
     @property
     def possible(self) -> tuple[Split, ...]:
@@ -75,7 +77,8 @@ class _Built:
     model: cp_model.CpModel
     patterns: list[Pattern]
     x: list[cp_model.IntVar]
-    splits: list[tuple[str, Split, cp_model.IntVar]] = field(default_factory=list)
+    splits: list[tuple[cp_model.IntVar, int]] = field(default_factory=list)
+    """Each split's variable and the GPUs it stops."""
     carried: dict[str, cp_model.IntVar] = field(default_factory=dict)
 
 
@@ -98,7 +101,7 @@ def _build(
         for s in c.possible:
             y = model.new_bool_var("")
             chosen.append(y)
-            built.splits.append((c.service, s, y))
+            built.splits.append((y, c.stopped[c.splits.index(s)] if c.stopped else 0))
         for g, xs in of_group.items():
             model.add(sum(xs) == sum(y for s, y in zip(c.possible, chosen, strict=True) if g in s))
         if optional:
@@ -187,13 +190,21 @@ def most_services(
 Weigh = Callable[[Pattern], int]
 
 
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One objective: an integer per pattern, and per GPU that a split of classes stops."""
+
+    of: Weigh
+    per_stopped: int = 0
+
+
 def select(
     choices: Sequence[Choices],
     spaces: dict[str, Space],
     by_total: frozenset[str],
     *,
-    first: Weigh,
-    then: Sequence[Weigh],
+    first: Goal,
+    then: Sequence[Goal],
     pack: bool = True,
     limits: Limits = Limits(),
 ) -> Outcome:
@@ -206,7 +217,10 @@ def select(
         return Outcome("infeasible")
     built = _build(choices, spaces, by_total, pack=pack, optional=False)
     model, x, pats = built.model, built.x, built.patterns
-    value = sum(first(p) * v for p, v in zip(pats, x, strict=True))
+    variables = [*x, *(y for y, _ in built.splits)]
+    value = sum(first.of(p) * v for p, v in zip(pats, x, strict=True)) + sum(
+        first.per_stopped * gpus * y for y, gpus in built.splits if gpus and first.per_stopped
+    )
     model.minimize(value)
     solver = _solver(limits.first)
     status = _STATUS[int(solver.solve(model))]
@@ -219,12 +233,12 @@ def select(
     model.add(value == best)
     proven = True
     for weights in _stages(built, choices, then):
-        if sum(1 for w in weights if w) == 0:
+        if not any(weights):
             continue
         model.clear_hints()  # type: ignore[no-untyped-call]
         for i, v in enumerate(x):
             model.add_hint(v, i in picked)
-        objective = sum(w * v for w, v in zip(weights, x, strict=True) if w)
+        objective = sum(w * v for w, v in zip(weights, variables, strict=True) if w)
         model.minimize(objective)
         solver = _solver(limits.ties)
         status = _STATUS[int(solver.solve(model))]
@@ -240,22 +254,20 @@ def select(
     return Outcome("optimal", _patterns(built, picked), best, best, proven)
 
 
-def _stages(built: _Built, choices: Sequence[Choices], then: Sequence[Weigh]) -> list[list[int]]:
-    """Weights of the tie-breaks, several merged into one solve where their products stay small.
+def _stages(built: _Built, choices: Sequence[Choices], then: Sequence[Goal]) -> list[list[int]]:
+    """Weights of the tie-breaks over patterns and splits, several merged into one solve where products stay small.
 
     Merging is exact: a stage's unit outweighs the largest sum that all later ones in the same solve can reach.
     """
-    rows = [[w(p) for p in built.patterns] for w in then]
-    ends = []
+    tail = len(built.splits)
+    rows = [[*(g.of(p) for p in built.patterns), *(g.per_stopped * n for _, n in built.splits)] for g in then]
     order = {id(p): i for i, p in enumerate(built.patterns)}
     for c in choices:
         for g in dict.fromkeys(g for s in c.possible for g in s):
-            ranked = sorted(c.groups[g], key=lambda p: p.name)
-            row = [0] * len(built.patterns)
-            for rank, p in enumerate(ranked):
+            row = [0] * (len(built.patterns) + tail)
+            for rank, p in enumerate(sorted(c.groups[g], key=lambda p: p.name), start=1):
                 row[order[id(p)]] = rank
             rows.append(row)
-            ends.append(len(ranked))
     merged: list[list[int]] = []
     most_of: list[int] = []
     for row in rows:
@@ -270,12 +282,12 @@ def _stages(built: _Built, choices: Sequence[Choices], then: Sequence[Weigh]) ->
 
 
 def _most(row: Sequence[int], patterns: Sequence[Pattern]) -> int:
-    """Largest sum that a choice of one pattern per group can reach."""
+    """No smaller than the largest sum that a choice of one pattern per group can reach."""
     best: dict[tuple[str, tuple[str, ...]], int] = {}
-    for w, p in zip(row, patterns, strict=True):
+    for w, p in zip(row, patterns, strict=False):
         key = (p.service, p.class_names)
         best[key] = max(best.get(key, 0), w)
-    return sum(best.values())
+    return sum(best.values()) + sum(row[len(patterns) :])
 
 
 def _picked(built: _Built, solver: cp_model.CpSolver) -> set[int]:

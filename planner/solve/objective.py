@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from planner.solve.model import Limits, Weigh, fits
-from planner.solve.patterns import Pattern
+from planner.solve.model import Goal, Limits, fits
+from planner.solve.patterns import MOST_SPARE, Pattern
 from planner.solve.prepare import Prepared, choices
 from planner.solve.question import Question
 from planner.solve.scale import PER_DOLLAR, capacity_urps
 
 
-def weights(question: Question) -> tuple[Weigh, tuple[Weigh, ...]]:
+def goals(question: Question) -> tuple[Goal, tuple[Goal, ...]]:
     """The first objective and the tie-breaks as integers per pattern."""
     restart = round(question.change_cost * PER_DOLLAR)
 
@@ -28,8 +28,11 @@ def weights(question: Question) -> tuple[Weigh, tuple[Weigh, ...]]:
     def tp(p: Pattern) -> int:
         return p.tp
 
-    first = gpus if question.objective == "gpus" else cost
-    return first, (restarts, gpus, shapes, tp)
+    def used_up(p: Pattern) -> int:
+        return MOST_SPARE - p.spare_ppm
+
+    first = Goal(gpus) if question.objective == "gpus" else Goal(cost, restart)
+    return first, (Goal(restarts, 1), Goal(gpus), Goal(shapes), Goal(tp), Goal(used_up))
 
 
 def most_traffic(prepared: Prepared, limits: Limits, *, least: int = 1) -> tuple[int, int]:

@@ -5,11 +5,12 @@ loss survived, KV hand-over possible, replica counts as fixed. What is left to C
 Composing single replicas instead (a free integer per candidate) solves far worse; counts folded in solve to proof.
 
 Dominance between patterns compares every attribute that a later rule or objective reads: blocks taken of each pool,
-cost, change against the baseline, GPUs; and where all of these are equal, shapes, TP and name, in that order.
+cost, change against the baseline, GPUs; and where all of these are equal, shapes, TP, headroom and name, in that order.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -29,6 +30,8 @@ Ints = NDArray[np.int64]
 # Mixes of two shapes with more replicas than this are asked about on real fleets only, not where the fleet's limit is
 # switched off for an explanation: there one shape without end answers the question.
 MOST_MIXED = 4096
+# Four times what is asked: beyond that more headroom is worth nothing.
+MOST_SPARE = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class Pattern:
     gpus: int
     tp: int
     """Sum over its shapes: the tie-break prefers small groups."""
+    spare_ppm: int
+    """What it carries over what is asked, in millionths, at most `MOST_SPARE`."""
     use: tuple[tuple[Block, int], ...]
 
     @property
@@ -85,13 +90,13 @@ class Demand:
     """`aggregated` and `disaggregated` leave the other out."""
 
 
-def restarted(service: str, parts: Sequence[Part], baseline: Sequence[BaselinePool]) -> int:
-    """GPUs whose pods start or stop against what runs today.
+def restarted(parts: Sequence[Part], today: Sequence[BaselinePool]) -> int:
+    """GPUs whose pods start or stop against what runs today for the same class group.
 
     sum over kinds of replica of |now - then| x GPUs
     """
     now = {p.candidate.key: (p.replicas, p.candidate.gpus) for p in parts}
-    then = {b.key: (b.replicas, b.gpus) for b in baseline if b.service == service}
+    then = {b.key: (b.replicas, b.gpus) for b in today}
     return sum(
         abs(now.get(k, (0, 0))[0] - then.get(k, (0, 0))[0]) * (now.get(k) or then[k])[1] for k in sorted({*now, *then})
     )
@@ -112,15 +117,28 @@ def undominated(candidates: Sequence[Candidate], protected: frozenset[str] = fro
         kind = (c.role, c.class_names, c.fleet_pool, c.gpus, c.nodes, c.dollars_per_hour, *pair)
         rivals = kinds.setdefault(kind, [])
         beaten = any(
-            r.load.planned_rps >= c.load.planned_rps
-            and r.load.degraded_rps >= c.load.degraded_rps
-            and (r.deployment.shape.tp, r.key) <= (c.deployment.shape.tp, c.key)
+            r.load.planned_rps >= c.load.planned_rps and r.load.degraded_rps >= c.load.degraded_rps and _first(r, c)
             for r in rivals
         )
         if not beaten or c.key in protected:
             rivals.append(c)
             kept.append(c)
     return sorted(kept, key=lambda c: c.key)
+
+
+def _first(a: Candidate, b: Candidate) -> bool:
+    """Whether `a` comes before `b` in the tie-breaks, given that it carries no less."""
+    at, bt = a.deployment.shape.tp, b.deployment.shape.tp
+    return at < bt or (at == bt and (a.load.planned_rps > b.load.planned_rps or a.key <= b.key))
+
+
+def spare_ppm(capacity_urps: int, rate_urps: int) -> int:
+    """Headroom of one side, rounded down.
+
+    >>> spare_ppm(1_500_000, 1_000_000), spare_ppm(10**12, 1)
+    (1500000, 4000000)
+    """
+    return min(MOST_SPARE, math.floor(capacity_urps / rate_urps * 1e6))
 
 
 def least_alone(candidate: Candidate, demand: Demand, spaces: dict[str, Space]) -> int | None:
@@ -225,10 +243,11 @@ def patterns(
 ) -> list[Pattern]:
     """Undominated patterns of one class group.
 
-    `by_total` names pools where a sum of GPUs decides what fits; there blocks of different sizes compare as GPUs.
+    `baseline` is what runs today for this group. `by_total` names pools where a sum of GPUs decides what fits;
+    there blocks of different sizes compare as GPUs.
     """
     usable = [c for c in candidates if c.fleet_pool in spaces and spaces[c.fleet_pool].most_replicas(c) > 0]
-    today = {b.key: b.replicas for b in baseline if b.service == demand.service}
+    today = {b.key: b.replicas for b in baseline}
     if prune:
         usable = undominated(usable, frozenset(today))
     rows: list[_Rows] = []
@@ -285,9 +304,16 @@ def exact_pattern(
         class_names=demand.class_names,
         parts=chosen,
         cost_udollars=sum(p.replicas * cost_udollars(p.candidate.dollars_per_hour) for p in chosen),
-        restarted_gpus=restarted(demand.service, chosen, baseline),
+        restarted_gpus=restarted(chosen, baseline),
         gpus=sum(p.replicas * p.candidate.gpus for p in chosen),
         tp=sum(p.candidate.deployment.shape.tp for p in chosen),
+        spare_ppm=min(
+            spare_ppm(
+                sum(p.replicas * capacity_urps(p.candidate.load.planned_rps) for p in chosen if p.candidate.role == r),
+                demand.rate_urps,
+            )
+            for r in sorted({p.candidate.role for p in chosen})
+        ),
         use=tuple(sorted(use.items())),
     )
 
@@ -345,7 +371,7 @@ def _keep_best(
     pools = sorted({c.fleet_pool for _, c in everyone})
     width = extra + (len(pools) if surge else 0) + 3
     compared = np.zeros((total, width), dtype=np.int64)
-    ties = np.full((total, 8), -1, dtype=np.int64)
+    ties = np.full((total, 9), -1, dtype=np.int64)
     owner = np.zeros(total, dtype=np.int64)
     start = 0
     for which, r in enumerate(rows):
@@ -365,18 +391,19 @@ def _keep_best(
             here[:, -1] += r.counts[:, j] * c.gpus
         if baseline:
             here[:, -2] = [
-                restarted(demand.service, [Part(c, int(n)) for c, n in zip(r.candidates, row, strict=True)], baseline)
+                restarted([Part(c, int(n)) for c, n in zip(r.candidates, row, strict=True)], baseline)
                 for row in r.counts
             ]
         ties[start:stop, 0] = len(r.candidates)
         ties[start:stop, 1] = sum(c.deployment.shape.tp for c in r.candidates)
+        ties[start:stop, 2] = -_spare(r, demand.rate_urps)
         for place, j in enumerate(order):
-            ties[start:stop, 2 + 2 * place] = rank[r.candidates[j].key]
-            ties[start:stop, 3 + 2 * place] = r.counts[:, j]
+            ties[start:stop, 3 + 2 * place] = rank[r.candidates[j].key]
+            ties[start:stop, 4 + 2 * place] = r.counts[:, j]
         start = stop
     offsets = np.concatenate([[0], np.cumsum([len(r.counts) for r in rows])])
     keys = [
-        *(ties[:, i] for i in range(7, -1, -1)),
+        *(ties[:, i] for i in range(8, -1, -1)),
         *(compared[:, -1 - i] for i in range(3)),
         compared[:, :extra].sum(1),
     ]
@@ -402,10 +429,22 @@ def _keep_best(
                 restarted_gpus=int(compared[i, -2]),
                 gpus=int(compared[i, -1]),
                 tp=int(ties[i, 1]),
+                spare_ppm=-int(ties[i, 2]),
                 use=tuple(sorted(use.items())),
             )
         )
     return found
+
+
+def _spare(rows: _Rows, rate_urps: int) -> Ints:
+    """Headroom of every row: of prefill and decode the lesser."""
+    sides: dict[str, Ints] = {}
+    for j, c in enumerate(rows.candidates):
+        carried = rows.counts[:, j] * capacity_urps(c.load.planned_rps)
+        sides[c.role] = sides[c.role] + carried if c.role in sides else carried
+    least = np.minimum.reduce([sides[r] for r in sorted(sides)])
+    spare: Ints = np.minimum(np.floor(least / rate_urps * 1e6), MOST_SPARE).astype(np.int64)
+    return spare
 
 
 def _pareto(compared: Ints, order: Ints, blocks: int) -> Ints:

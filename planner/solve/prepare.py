@@ -11,7 +11,7 @@ from planner.errors import UserError
 from planner.solve.model import Choices
 from planner.solve.packing import block_of, counts_suffice
 from planner.solve.patterns import Demand, Part, Pattern, exact_pattern, patterns
-from planner.solve.question import Cut, Question
+from planner.solve.question import BaselinePool, Cut, Question
 from planner.solve.rules.distinct_shapes import most_shapes
 from planner.solve.rules.kv_transfer import wanted_pools
 from planner.solve.scale import PER_RPS, demand_urps
@@ -97,15 +97,18 @@ def choices(prepared: Prepared, *, scale_urps: int | None = None, prune: bool = 
     question = prepared.question
     found = []
     for ask in question.asks:
-        splits = class_groups(tuple(n for n, _ in ask.rates))
+        everyone = tuple(n for n, _ in ask.rates)
+        splits = class_groups(everyone)
+        today = [b for b in question.baseline if b.service == ask.name]
         usable = prepared.usable[ask.name]
         groups: dict[tuple[str, ...], tuple[Pattern, ...]] = {}
         for group in dict.fromkeys(g for s in splits for g in s):
             mine = [c for c in usable if c.class_names == group]
             if mine:
                 demand = demand_of(ask, group, question, scale_urps)
+                running = [b for b in today if b.serves(group, everyone)]
                 if ask.name in question.keep:
-                    groups[group] = _kept(mine, demand, prepared)
+                    groups[group] = _kept(mine, demand, prepared, today, running)
                     continue
                 groups[group] = tuple(
                     patterns(
@@ -113,12 +116,15 @@ def choices(prepared: Prepared, *, scale_urps: int | None = None, prune: bool = 
                         demand,
                         prepared.spaces,
                         by_total=prepared.by_total,
-                        baseline=question.baseline,
+                        baseline=running,
                         surge=ask.surge,
                         prune=prune,
                     )
                 )
-        found.append(Choices(ask.name, splits, groups, ask.surge))
+        stopped = tuple(
+            sum(b.replicas * b.gpus for b in today if not any(b.serves(g, everyone) for g in s)) for s in splits
+        )
+        found.append(Choices(ask.name, splits, groups, ask.surge, stopped))
     return found
 
 
@@ -141,10 +147,14 @@ def demand_of(ask: Ask, group: tuple[str, ...], question: Question, scale_urps: 
     )
 
 
-def _kept(usable: Sequence[Candidate], demand: Demand, prepared: Prepared) -> tuple[Pattern, ...]:
-    """Only what runs today, if it carries the traffic."""
-    question = prepared.question
-    today = {b.key: b.replicas for b in question.baseline if b.service == demand.service}
+def _kept(
+    usable: Sequence[Candidate],
+    demand: Demand,
+    prepared: Prepared,
+    today: Sequence[BaselinePool],
+    running: Sequence[BaselinePool],
+) -> tuple[Pattern, ...]:
+    """Only what runs today for this group, if it carries the traffic."""
     if not today:
         raise UserError(
             "keep-without-baseline",
@@ -153,6 +163,9 @@ def _kept(usable: Sequence[Candidate], demand: Demand, prepared: Prepared) -> tu
             (),
             ("name its plan or deployment with baseline:",),
         )
-    parts = [Part(c, today[c.key]) for c in usable if c.key in today]
-    kept = exact_pattern(parts, demand, prepared.spaces, baseline=question.baseline)
+    replicas = {b.key: b.replicas for b in running}
+    parts = [Part(c, replicas[c.key]) for c in usable if c.key in replicas]
+    if len(parts) < len(replicas):
+        return ()
+    kept = exact_pattern(parts, demand, prepared.spaces, baseline=running)
     return () if kept is None else (kept,)

@@ -34,6 +34,12 @@ class BaselinePool:
     replicas: int
     gpus: int
     """Of one replica."""
+    class_names: tuple[str, ...] = ()
+    """Classes that these replicas serve; none: all of the service's."""
+
+    def serves(self, group: tuple[str, ...], everyone: tuple[str, ...]) -> bool:
+        """Whether this is a pool of that class group. Pools of another group are other deployments."""
+        return set(self.class_names or everyone) == set(group)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from planner.plan.solution import ChosenPool, ChosenService, Solution
 from planner.solve.explain import explain_service
 from planner.solve.infeasible import infeasible, time_limit
 from planner.solve.model import Choices, Limits, Outcome, select
-from planner.solve.objective import most_traffic, weights
+from planner.solve.objective import goals, most_traffic
 from planner.solve.patterns import Pattern
 from planner.solve.prepare import Evaluate, Evaluator, Prepared, choices, prepare
 from planner.solve.question import BaselinePool, Cut, Objective, Question
@@ -43,7 +43,8 @@ def solve(
 ) -> Solution:
     """The best plan, proven where the limit allows.
 
-    With rates: the user's objective, then the cost of change, then fewer GPUs, fewer shapes, smaller TP, name.
+    With rates: the user's objective, then the cost of change, then fewer GPUs, fewer shapes, smaller TP, more
+    headroom, name.
     Without rates, or with the throughput objective: first the most traffic, one factor on all classes of all
     services, then the same. Raises UserError: `Exit.NO_PLAN` with the clash where there is none, `Exit.TIME_LIMIT`
     where the limit came before any plan.
@@ -69,7 +70,7 @@ def solve(
         if scale == 0:
             raise infeasible(question, evaluator, unknown=scale_bound > 0)
     found = choices(prepared, scale_urps=scale if maximise else None)
-    first, then = weights(question)
+    first, then = goals(question)
     outcome = select(
         found, prepared.spaces, prepared.by_total, first=first, then=then, pack=prepared.pack, limits=limits
     )

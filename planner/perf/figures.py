@@ -32,6 +32,10 @@ TTFT_SAFETY = 1.12
 simulation up to the default load cap (benchmarks/load.py; without it the median error is -2%)."""
 
 
+LOCKSTEP_SAFETY = 1.25
+"""The same on top for ranks in lock-step, whose prompts wait for the longest chunk of all ranks."""
+
+
 def gap_spread(model: ReplicaModel, run: Running, backlog: Backlog | None, rate: float) -> Spread:
     """All gaps pooled: decode steps at the running batch, with and without prompt chunks in them."""
     if model.mean_steps == 0:
@@ -45,7 +49,7 @@ def gap_spread(model: ReplicaModel, run: Running, backlog: Backlog | None, rate:
     elif model.pool.scheduler == "prefill-first":
         values, w = stalls(model, base, weights, rate)
     else:
-        added = backlog.step_s - backlog.step_s[0]
+        added = backlog.alone_s - backlog.alone_s[0]
         where, where_w = positions(model, run.mean)
         full = np.outer(np.arange(backlog.chunk_levels + 1) * backlog.level_tokens, where)
         extra = added[:, None] + full
@@ -127,7 +131,8 @@ def ttft_spread(model: ReplicaModel, grid: Requests, run: Running, backlogs: Seq
         first = spread(
             nodes[:, None] + slot[None, :], nodes_w[:, None] * slot_w[None, :], "prompt backlog chain, slot wait"
         )
-    return first.scaled(TTFT_SAFETY).shifted(host + model.pool.table.stream_s * (run.mean + 1))
+    safety = TTFT_SAFETY if model.ranks == 1 else TTFT_SAFETY * LOCKSTEP_SAFETY
+    return first.scaled(safety).shifted(host + model.pool.table.stream_s * (run.mean + 1))
 
 
 def _first_token(model: ReplicaModel, grid: Requests, backlog: Backlog) -> Spread:
@@ -206,16 +211,16 @@ def tpot_spread(
         levels, wait_w = level_nodes(backlog.at_arrivals, 7)
         wait = levels * (backlog.step_s[-1] - backlog.step_s[0]) / backlog.chunk_levels
         work, work2 = model.work(run.mean)
-        rho = min(rate * work, 0.95)
+        rho = min(rate * work * backlog.stall_ratio, 0.95)
         start = x[:, :, None] + wait[None, None, :]
         mean = start / (1 - rho)
-        sd = np.sqrt(start * rate * work2 / (1 - rho) ** 3)
+        sd = np.sqrt(start * rate * backlog.stall_ratio * work2 / (1 - rho) ** 3)
     k = np.maximum((mean / np.maximum(sd, 1e-12)) ** 2, 1e-3)[..., None]
     cube = np.maximum(1 - 1 / (9 * k) + _Z / (3 * np.sqrt(k)), 0.0) ** 3
     values = np.maximum(mean[..., None] * cube, x[:, :, None, None]) / o[None, :, None, None]
     if backlog is not None and model.pool.scheduler == "decode-first":
         # No gap is longer than a step with a full chunk.
-        full = (base + backlog.step_s[-1] - backlog.step_s[0]) / model.per_step
+        full = (base + backlog.alone_s[-1] - backlog.alone_s[0]) / model.per_step
         values = np.minimum(values, full[:, None, None, None])
     w = weights[:, None, None, None] * o_w[None, :, None, None] * wait_w[None, None, :, None] * _Z_WEIGHTS
     return spread(values, w, "delay busy period", mean=itl.mean).shifted(model.pool.table.token_s)

@@ -66,6 +66,10 @@ class Backlog:
     """Share of steps that take 0..chunk_levels levels."""
     mean_arrivals: float
     """Levels that arrive per second."""
+    alone_s: Floats
+    """Duration of a step by the largest chunk in it: `step_s`, but for ranks in lock-step."""
+    stall_ratio: float
+    """Prompts that lengthen a step over the own rank's: 1 but for ranks in lock-step."""
     overflow: float
     """Probability of the last level: how much the truncation hides."""
 
@@ -125,6 +129,8 @@ def backlog_chain(
         seen / seen.sum(),
         np.bincount(taken, weights=pi, minlength=chunk_levels + 1).astype(np.float64),
         rate_per_s * float(exact @ prompt_weights),
+        step_s,
+        1.0,
         float(pi[-1]),
     )
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 
 from planner.perf.lengths import Floats
 from planner.perf.pool import PoolSpec
 from planner.perf.queue import Backlog, Running, backlog_chain, birth_death
-from planner.perf.table_math import along, decode_s, prompt_attention_s, prompt_extra_s
+from planner.perf.ranks import Chunks, chunks_of, lockstep_step_s, longest_extra_s
+from planner.perf.table_math import along, attention_s, decode_s, prompt_attention_s, prompt_extra_s
 from planner.perf.traffic import ClassLoad, Requests
 
 LEVELS = 110
@@ -50,6 +53,7 @@ class ReplicaModel:
         self.decode_steps = self.gaps / per_step if pool.role != "prefill" else np.zeros_like(self.gaps)
         self.mean_steps = g.mean(self.decode_steps)
         self.per_step = per_step
+        self.ranks = pool.lockstep_ranks
         self.prefills = pool.role != "decode"
         decoding = self.mean_steps > 0
         # Context and cache of a sequence caught while running: long answers are caught more often (o-weighted), at
@@ -69,6 +73,12 @@ class ReplicaModel:
         if decoding:
             n = np.arange(1, self.slots + 1, dtype=np.float64)
             self.step = decode_s(pool, n, self.context)
+            if self.ranks > 1:
+                # The slowest rank has more context than the mean one (Blom's approximation of a largest normal).
+                spread = float(caught @ (at**2).mean(axis=1)) - self.context**2
+                z = NormalDist().inv_cdf((self.ranks - 0.375) / (self.ranks + 0.25))
+                more = 1 + z * math.sqrt(max(spread, 0.0)) / self.context / np.sqrt(n)
+                self.step = self.step + attention_s(pool.table, n, self.context) * (more - 1)
         else:
             self.step = np.zeros(1)
         self.lambda_max = self._lambda_max()
@@ -76,6 +86,7 @@ class ReplicaModel:
         self._knots = sorted({1, max(1, self.slots // 4), max(1, self.slots // 2), self.slots}) if decoding else [0]
         if self.prefills:
             works = [self.prompts_s(float(k)) for k in self._knots]
+            self._knot_chunks = [self._rank_chunks(float(k)) for k in self._knots] if self.ranks > 1 else []
             self._work_means = [g.mean(w) for w in works]
             self._work_seconds = [g.mean(w**2) for w in works]
             self._attention_means = [
@@ -141,10 +152,27 @@ class ReplicaModel:
         if not self.prefills:
             return self.slots / (self.mean_steps * float(self.step[-1])) * self.pool.lockstep_ranks
         full = self.chunk(self.slots)
+        if self.ranks > 1 and self.mean_steps > 0:
+            return self._lockstep_max(full)
         prompts = self.grid.mean(self.prompts_s(self.slots if self.mean_steps else 0, full))
         if self.mean_steps == 0:
             return self.pool.lockstep_ranks / prompts
         return self.pool.lockstep_ranks * self.slots / (self.mean_steps * float(self.step[-1]) + self.slots * prompts)
+
+    def _lockstep_max(self, chunk_tokens: float) -> float:
+        """lambda_max of R ranks in lock-step.
+
+        N sequences a rank bring a = N / steps prompts a step; each step lasts t(N) and the longest of R chunks.
+        """
+        g = self.grid
+        a = min(self.slots / self.mean_steps, chunk_tokens / g.mean(g.prefill_tokens))
+        more, _ = longest_extra_s(self._rank_chunks(self.slots), prompts_per_step=a, ranks=self.ranks)
+        return self.ranks * a / (float(self.step[-1]) + more)
+
+    def _rank_chunks(self, decodes: float) -> Chunks:
+        return chunks_of(
+            self.pool.table, self.grid, beside_tokens=self.beside(decodes), chunk_tokens=self.chunk(decodes)
+        )
 
     def running(self, rate_per_s: float) -> Running:
         """Sequences that decode. Prompts are short beside answers, so their share of the time is an average:
@@ -168,10 +196,28 @@ class ReplicaModel:
                 p.append(
                     float((g.weights * g.prefill_tokens) @ ((along(mixed, beside + sizes) - base) / sizes)) + attention
                 )
-            left = np.maximum(1 - rate_per_s * np.interp(n, self._knots, p), 0.02)
+            per_prompt = np.interp(n, self._knots, p)
+            alone = np.maximum(1 - rate_per_s * per_prompt, 0.02)
+            left = alone if self.ranks == 1 else self._lockstep_left(rate_per_s)
         departures = n * left / (self.mean_steps * self.step)
         departures[-1] = self.lambda_max / self.pool.lockstep_ranks
         return birth_death(rate_per_s=rate_per_s, departures_per_s=departures, dispersion=self._dispersion(rate_per_s))
+
+    def _lockstep_left(self, rate_per_s: float) -> Floats:
+        """Decode step over its real length when any of R ranks' prompts lengthen the steps of all."""
+        more = []
+        for k, chunks in zip(self._knots, self._knot_chunks, strict=True):
+            decode = float(self.step[k - 1])
+            took = lockstep_step_s(chunks, decode_s=decode, rate_per_s=rate_per_s, ranks=self.ranks)
+            more.append(took - decode)
+        n = np.arange(1, self.slots + 1, dtype=np.float64)
+        left: Floats = np.maximum(self.step / (self.step + np.interp(n, self._knots, more)), 0.02)
+        return left
+
+    def stall_ratio(self, own_share: float) -> float:
+        """How much more often a step holds somebody's prompt than the own rank's: (1 - (1 - f)^R) / f."""
+        f = min(max(own_share, 1e-9), 1.0)
+        return (1 - (1 - f) ** self.ranks) / f
 
     def work(self, decodes: float) -> tuple[float, float]:
         """Mean and second moment of the seconds that a prompt adds to steps, at this many decodes."""
@@ -186,13 +232,19 @@ class ReplicaModel:
         Var n / (lambda T) = (1 + lambda^2 Var S) / (1 - rho)^2; shared noise passes answers of different lengths by
         E[min(o, o')] / E[o] (1 for equal ones), the chain's own noise is there already.
         """
+        alone = 1 / self.ranks  # requests go to the emptiest of R ranks: each has an even share of one stream's noise
         if not self.prefills:
-            return self.burst_ratio
+            return self.burst_ratio * alone
         mean, second = self.work(self._typical_n)
+        stall = 1.0
+        if self.ranks > 1:
+            chunks = self._knot_chunks[0]
+            long = self.step_at(self._typical_n) + mean / chunks.per_prompt
+            stall = self.stall_ratio(rate_per_s * chunks.per_prompt * long)
+        rho = min(rate_per_s * mean * stall, 0.9)
         var = max(second - mean**2, 0.0)
-        rho = min(rate_per_s * mean, 0.9)
-        shared = (1 + rate_per_s**2 * var) / (1 - rho) ** 2
-        return self.burst_ratio * (1 + self.overlap_ratio * (shared - 1))
+        shared = (alone + self.ranks * rate_per_s**2 * var) / (1 - rho) ** 2
+        return self.burst_ratio * (alone + self.overlap_ratio * max(shared - alone, 0.0))
 
     def backlog(self, rate_per_s: float, decodes: float) -> Backlog:
         """The prompt backlog beside a steady number of decodes."""
@@ -232,16 +284,30 @@ class ReplicaModel:
         idle = base == 0.0
         if idle:
             step[0] = 0.0
-        return backlog_chain(
-            rate_per_s=rate_per_s,
-            prompt_tokens=even,
-            prompt_weights=g.weights,
-            level_tokens=level,
-            levels=levels,
-            chunk_levels=per_chunk,
-            step_s=step,
-            idle=idle,
-            batch_mean=self.batch_mean,
+
+        def chain(steps: Floats) -> Backlog:
+            return backlog_chain(
+                rate_per_s=rate_per_s,
+                prompt_tokens=even,
+                prompt_weights=g.weights,
+                level_tokens=level,
+                levels=levels,
+                chunk_levels=per_chunk,
+                step_s=steps,
+                idle=idle,
+                batch_mean=self.batch_mean,
+            )
+
+        found = chain(step)
+        if self.ranks == 1:
+            return found
+        # Each step lasts as long as the largest chunk of any rank; the others' chunks are like this one's.
+        for _ in range(3):
+            others = np.diff(np.cumsum(found.chunks) ** (self.ranks - 1), prepend=0.0)
+            found = chain(np.array([float(others @ step[np.maximum(k, i)]) for i in range(per_chunk + 1)]))
+        stall = self.stall_ratio(1 - float(found.chunks[0]))
+        return replace(
+            found, alone_s=step, chunks=np.diff(np.cumsum(found.chunks) ** self.ranks, prepend=0.0), stall_ratio=stall
         )
 
     def backlogs(self, rate_per_s: float, run: Running) -> tuple[Backlog, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from planner.perf.pool import Handover, PoolSpec
 from planner.simulate.engine import INF, Replica
+from planner.simulate.lockstep import Lockstep
 from planner.simulate.requests import Ledger, Request
 
 
@@ -28,7 +29,8 @@ class Pool:
         self.ledger = ledger
         self.routing = routing
         self.max_waiting = max_waiting
-        self.replicas = [Replica(spec, ledger, max_waiting=max_waiting) for _ in range(replicas)]
+        make = Replica if spec.lockstep_ranks == 1 else Lockstep
+        self.replicas: list[Replica | Lockstep] = [make(spec, ledger, max_waiting=max_waiting) for _ in range(replicas)]
         self.turn = 0
         self.lazy = routing == "round-robin" and spec.role != "prefill"
         """Round-robin replicas do not depend on each other: each is advanced when a request reaches it."""

@@ -75,6 +75,8 @@ class Replica:
         self.seg_prompts = False
         self.seg_decodes = False
         self.cuttable = False
+        self.held = False
+        """A rank of a lock-step group: the group plans and cuts, not the rank."""
         self.alive = True
         self.terminal = False
         """A prefill pool on its own: a request ends with its first token."""
@@ -115,6 +117,8 @@ class Replica:
             return
         r.host_s = self.host_s + self.stream_s * (self.load + 1)
         self.waiting.append(r)
+        if self.held:
+            return
         if self.end_s == INF:
             self.start_s = now_s
             self._plan(now_s)
@@ -124,7 +128,8 @@ class Replica:
     def advance(self, until_s: float) -> None:
         """Finish every segment that ends by `until_s`."""
         while self.end_s <= until_s:
-            self._finish_segment()
+            self.commit()
+            self._plan(self.start_s)
 
     def evict_all(self) -> list[Request]:
         """The replica dies: everything on it starts anew elsewhere."""
@@ -174,7 +179,8 @@ class Replica:
             self.end_s = self.start_s + steps * first + growth * steps * (steps - 1) / 2
         self.cuttable = False
 
-    def _finish_segment(self) -> None:
+    def commit(self) -> None:
+        """The current segment happened: tokens, completions, prompts that are done."""
         start, end, n = self.start_s, self.end_s, self.n
         took = end - start
         if end > self._batch_end:
@@ -213,7 +219,6 @@ class Replica:
             for r in self.joining:
                 self._join(r, end)
             self.joining = []
-        self._plan(end)
 
     def _complete(self, r: Request, now_s: float) -> None:
         self.n -= 1
@@ -301,6 +306,15 @@ class Replica:
             self._recount()
             return self.kv_base + self.kv_slope * self.steps <= free
         return False
+
+    def parts(self) -> list[Replica]:
+        """Whose statistics count: itself."""
+        return [self]
+
+    def plan(self, now_s: float) -> None:
+        """Schedule from a step boundary on."""
+        self.start_s = now_s
+        self._plan(now_s)
 
     def _plan(self, now_s: float) -> None:
         """What the next step holds, and how many like it can follow."""

@@ -393,7 +393,8 @@ def _class_sample(spec: SimSpec, index: int, ledgers: list[Ledger]) -> ClassSamp
 
 
 def _pool_sample(pool: SimPool, index: int, runs: list[tuple[Ledger, Cluster]]) -> PoolSample:
-    replicas = [(ledger, rep) for ledger, cluster in runs for rep in cluster.pools[index].replicas]
+    groups = [(ledger, group) for ledger, cluster in runs for group in cluster.pools[index].replicas]
+    replicas = [(ledger, rep) for ledger, group in groups for rep in group.parts()]
     span = math.fsum(ledger.end_s - ledger.warm_s for ledger, _ in replicas)
     running: dict[int, float] = {}
     kv = np.zeros(len(replicas[0][1].kv_s))

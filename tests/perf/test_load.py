@@ -300,3 +300,17 @@ def test_host_time_counts_in_ttft_alone() -> None:
     a, b = (evaluate(PoolSpec(t, 128, 2048, 1e9), [traffic(1024, 256)], 5.0).classes[0] for t in (base, slow))
     assert b.ttft.mean - a.ttft.mean == pytest.approx(0.05, rel=1e-6)
     assert b.itl.mean == a.itl.mean
+
+
+@pytest.mark.parametrize(("ranks", "load"), [(4, 0.6), (8, 0.8)])
+def test_lockstep_against_simulation(ranks: int, load: float) -> None:
+    p, c = pool(lockstep_ranks=ranks), traffic(1024, 256)
+    m = LoadModel(p, [c])
+    # Whole factors below as many independent replicas.
+    assert m.lambda_max < 0.7 * ranks * LoadModel(pool(), [c]).lambda_max
+    rate = load * m.lambda_max
+    form = m.evaluate(rate).classes[0]
+    seen = simulate(SimSpec((SimPool("p", p),), (c.at(rate),), requests=10_000)).classes[0]
+    assert form.itl.mean == pytest.approx(seen.value("itl", "mean"), rel=0.15)
+    assert form.itl.quantile(0.99) == pytest.approx(seen.value("itl", "p99"), rel=0.15)
+    assert form.ttft.quantile(0.99) >= seen.value("ttft", "p99")

@@ -164,3 +164,32 @@ def test_a_trace_is_replayed(tmp_path: Path) -> None:
     timeless.write_text("input_tokens,output_tokens\n5,5\n")
     with pytest.raises(UserError, match="cannot be replayed"):
         simulate(SimSpec((SimPool("p", pool()),), (c,), trace=timeless))
+
+
+def test_ranks_in_lockstep_wait_for_each_other() -> None:
+    """Four ranks on four times the traffic of one: the same work, but every rank's prompts lengthen all steps."""
+    alone = simulate(SimSpec((SimPool("p", pool()),), (traffic(1024, 256, rate=5.0),), requests=3000))
+    group = simulate(SimSpec((SimPool("p", pool(lockstep_ranks=4)),), (traffic(1024, 256, rate=20.0),), requests=6000))
+    balanced(group)
+    assert group.classes[0].value("itl", "mean") > 1.25 * alone.classes[0].value("itl", "mean")
+    # Decode alone has nothing to wait for but the longest context.
+    decode = {"role": "decode"}
+    one, four = (
+        simulate(
+            SimSpec(
+                (SimPool("p", pool(lockstep_ranks=r, **decode)),),
+                (traffic(1024, 256, rate=8.0 * r),),
+                requests=3000 * r,
+            )
+        )
+        for r in (1, 4)
+    )
+    balanced(four)
+    assert four.classes[0].value("itl", "mean") == pytest.approx(one.classes[0].value("itl", "mean"), rel=0.05)
+
+
+def test_a_lockstep_group_can_be_lost() -> None:
+    pools = (SimPool("p", pool(lockstep_ranks=2), 2, "least-loaded"),)
+    r = simulate(SimSpec(pools, (traffic(1024, 256, rate=16.0),), requests=3000, failures=(Failure(0, 60.0, 30.0),)))
+    balanced(r)
+    assert r.books.restarted > 0

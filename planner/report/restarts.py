@@ -92,11 +92,19 @@ def files(before: Tree, after: Tree) -> tuple[FileChange, ...]:
         delta = [x for x in list(difflib.unified_diff(lines_a, lines_b, n=0))[2:] if x[0] in "+-"]
         added = sum(x[0] == "+" for x in delta)
         status = "added" if a is None else "removed" if b is None else "changed"
-        if status == "changed" and path.endswith((".yaml", ".yml")):
-            same = [m.data for m in read_manifests(a or "", path)] == [m.data for m in read_manifests(b or "", path)]
-            status = "comments only" if same else status
+        if status == "changed" and _without_comments(a or "", path) == _without_comments(b or "", path):
+            status = "comments only"
         found.append(FileChange(path, status, added, len(delta) - added))
     return tuple(found)
+
+
+def _without_comments(text: str, path: str) -> object:
+    """What a file says to a program; the text itself where that is not known."""
+    if path.endswith((".yaml", ".yml")):
+        return [m.data for m in read_manifests(text, path)]
+    if path.endswith((".sh", ".toml", ".cfg", ".ini")):
+        return [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    return text
 
 
 def _manifests(tree: Tree) -> list[Manifest]:

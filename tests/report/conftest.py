@@ -63,7 +63,7 @@ def toy_plan(
     for s in intent.services:
         limits = {x.key: x.limit_s for x in s.slo}
         itl = limits.get("itl.p99", 0.05)
-        big = "70b" in s.model
+        big = "70b" in s.model.lower()
         tp = s.fixed.tp or ((8 if itl < 0.03 else 4 if itl < 0.06 else 2) if big else 1)
         rate = sum(c.rate or 0 for c in s.traffic)
         each = (0.8 if big else 9.0) * tp * speed * (1.5 if s.precisions == ("fp8",) else 1.0) * (s.load_cap / 0.8)

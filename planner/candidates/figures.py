@@ -10,7 +10,6 @@ from planner.candidates.candidate import Candidate, Prediction
 from planner.candidates.handover import handover_between
 from planner.candidates.margins import band_of
 from planner.candidates.replica import calibration_of, classes_of, load_model, pool_spec
-from planner.perf.load import LoadModel
 from planner.perf.pair import PairModel
 from planner.perf.pool import Handover
 from planner.perf.spread import ClassFigures, Spread
@@ -66,8 +65,7 @@ def _told(
             spread: Spread | None = getattr(c, metric)
             if spread is None:
                 continue
-            band = band_of(calibration, metric)
-            low, high = (1.0, 1.0) if band is None else (band.low_ratio, band.high_ratio)
+            low, high = band_of(ask, calibration, metric)
             stats = dict.fromkeys((*STATS, *sorted(k.split(".", 1)[1] for k in asked if k.startswith(f"{metric}."))))
             for stat in stats:
                 value = spread.stat(stat)
@@ -76,6 +74,3 @@ def _told(
                         Prediction(c.name, f"{metric}.{stat}", value, value * low, value * high, spread.method)
                     )
     return tuple(found)
-
-
-__all__ = ["LoadModel", "handover_of", "predict"]

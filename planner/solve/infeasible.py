@@ -85,7 +85,7 @@ def infeasible(question: Question, evaluator: Evaluator, *, unknown: bool = Fals
         notes += _notes(asked, clause, evaluator)
     if clash.service is None:
         notes += _what_fits(question, evaluator)
-    helps = [r.text for _, r in clash.relaxations if r is not None]
+    helps = list(dict.fromkeys(r.text for _, r in clash.relaxations if r is not None))
     stuck = [str(c) for c, r in clash.relaxations if r is None]
     if stuck and helps:
         notes.append(f"no change of {', '.join(stuck)} alone is enough")

@@ -53,7 +53,7 @@ class Prepared:
 
 def prepare(question: Question, evaluator: Evaluator) -> Prepared:
     """Evaluate every ask once; which pools can count GPUs is decided over all services together."""
-    found_spaces = spaces(question.fleet)
+    found_spaces = spaces(question.fleet, pack="packing" not in question.off)
     usable = {}
     for ask in question.asks:
         mine = [c for c in with_cuts(evaluator(ask), question.cuts) if _passes(c, question.off)]
@@ -62,7 +62,7 @@ def prepare(question: Question, evaluator: Evaluator) -> Prepared:
     by_total = frozenset(
         name
         for name, space in found_spaces.items()
-        if counts_suffice({block_of(c, space) for c in everyone if c.fleet_pool == name}, space)
+        if not space.pack or counts_suffice({block_of(c, space) for c in everyone if c.fleet_pool == name}, space)
     )
     return Prepared(question, found_spaces, by_total, usable)
 

@@ -18,6 +18,8 @@ class Space:
     gpus_per_node: int
     domain_nodes: int
     """Nodes within one NVLink (or other scale-up) domain; 1 where the domain ends at the node."""
+    pack: bool = True
+    """False where the packing rule is switched off: only the sum of GPUs counts."""
 
     @property
     def gpus(self) -> int:
@@ -25,6 +27,8 @@ class Space:
 
     def most_replicas(self, candidate: Candidate) -> int:
         """How many replicas of one candidate the empty pool holds."""
+        if not self.pack:
+            return self.gpus // (candidate.nodes * self.gpus_per_node or candidate.gpus)
         if candidate.nodes == 0:
             return self.nodes * (self.gpus_per_node // candidate.gpus) if candidate.gpus <= self.gpus_per_node else 0
         if in_domain(candidate, self):
@@ -39,7 +43,7 @@ def in_domain(candidate: Candidate, space: Space) -> bool:
     return candidate.nodes > 1 and space.domain_nodes > 1 and candidate.nodes <= space.domain_nodes
 
 
-def spaces(fleet: Fleet) -> dict[str, Space]:
+def spaces(fleet: Fleet, *, pack: bool = True) -> dict[str, Space]:
     """Every pool with at least one free node."""
     found = {}
     for pool in sorted(fleet.pools, key=lambda p: p.name):
@@ -49,5 +53,5 @@ def spaces(fleet: Fleet) -> dict[str, Space]:
         gpu = find_gpu(pool.gpu)
         per_node = pool.gpus_per_node or gpu.node.gpus
         domain = (pool.override.scale_up_domain if pool.override else None) or gpu.scale_up.domain_gpus
-        found[pool.name] = Space(pool.name, nodes, per_node, max(1, domain // per_node))
+        found[pool.name] = Space(pool.name, nodes, per_node, max(1, domain // per_node), pack)
     return found

@@ -22,10 +22,10 @@ RULES: tuple[Rule, ...] = (
     EngineSupports(),
     KvTransfer(),
     Survive(),
-    LoadCap(),
     DistinctShapes(),
     Packing(),
     FleetInventory(),
+    LoadCap(),
     TrafficServed(),
 )
 

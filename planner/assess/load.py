@@ -79,8 +79,7 @@ def _figures(
             value, limit = spread.stat(stat), promised.get((c.name, key))
             if not math.isfinite(value):
                 continue
-            band = band_of(calibration, metric)
-            low, high = (1.0, 1.0) if band is None else (band.low_ratio, band.high_ratio)
+            low, high = band_of(run.resolved.ask, calibration, metric)
             found.append(Predicted(c.name, key, value, value * low, value * high, limit, spread.method))
     return tuple(found)
 

@@ -49,7 +49,9 @@ def explain_service(
         if c.service != name and (ps := [p for p in chosen if p.service == c.service])
     ]
     setting = _Setting(name, question, evaluator, prepared, tuple(others), tuple(mine), scale)
-    return Told(_bound_by(setting), _runner_up(setting), (*_why(setting), *_one_fewer(setting)))
+    return Told(
+        _bound_by(setting), _runner_up(setting), (*_why(setting), *_apart_or_together(setting), *_one_fewer(setting))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,24 +234,53 @@ def _one_fewer(setting: _Setting) -> tuple[str, ...]:
     if setting.scale is not None or setting.gpus <= 1 or setting.question.keep:
         return ()
     most_gpus = setting.gpus - 1
-    prepared = prepare(setting.question.only(setting.name), setting.evaluator)
+    share = _share_within(setting, setting.question, most_gpus, most=1000)
+    total = sum(rate for _, rate in setting.question.ask(setting.name).rates)
+    gpus = "1 GPU" if most_gpus == 1 else f"{most_gpus} GPUs"
+    if share == 0:
+        return (f"{gpus} would carry none of it",)
+    return (f"{gpus} would carry {share / 10:g}% of {show_rate(total)}",)
 
-    def possible(scale: int) -> bool:
-        made = choices(prepared, scale_urps=scale)[0]
+
+def _apart_or_together(setting: _Setting) -> tuple[str, ...]:
+    """Prefill and decode apart against aggregated pools, at equal GPUs."""
+    ask = setting.question.ask(setting.name)
+    if (ask.service.fixed.pools or ask.service.pools) == "aggregated" or setting.question.keep:
+        return ()
+    fixed = ask.service.fixed.model_copy(update={"pools": None})
+    shares = {}
+    for pools in ("aggregated", "disaggregated"):
+        asked = setting.question.with_ask(ask.with_service(pools=pools, fixed=fixed))
+        shares[pools] = _share_within(setting, asked, setting.gpus, most=8000)
+    total = sum(rate for _, rate in ask.rates) * (1.0 if setting.scale is None else setting.scale / PER_RPS)
+    together, apart = (show_rate(total * shares[p] / 1000) for p in ("aggregated", "disaggregated"))
+    if not shares["aggregated"] or not shares["disaggregated"]:
+        missing = "aggregated pools" if not shares["aggregated"] else "prefill and decode apart"
+        return (f"{missing} carry nothing within the promises on {setting.gpus} GPUs",)
+    if shares["disaggregated"] <= shares["aggregated"]:
+        return (
+            f"prefill and decode apart are not worth it: {setting.gpus} GPUs carry {apart} apart, {together} together",
+        )
+    return (f"prefill and decode apart: {setting.gpus} GPUs carry {apart} apart, {together} together",)
+
+
+def _share_within(setting: _Setting, question: Question, most_gpus: int, *, most: int) -> int:
+    """Largest thousandths of the planned traffic that so many GPUs carry, at most `most`."""
+    prepared = prepare(question.only(setting.name), setting.evaluator)
+    base = PER_RPS if setting.scale is None else setting.scale
+
+    def possible(thousandths: int) -> bool:
+        made = choices(prepared, scale_urps=max(1, base * thousandths // 1000))[0]
         groups = {g: tuple(p for p in ps if p.gpus <= most_gpus) for g, ps in made.groups.items()}
         few = Choices(made.service, made.splits, groups, made.surge)
         if not few.possible:
             return False
-        if not setting.others and any(len(s) == 1 for s in few.possible) and not few.surge:
-            return True
         return bool(fits([few, *setting.others], prepared.spaces, prepared.by_total & setting.prepared.by_total))
 
-    low, high = 0, 1000
+    if not possible(1):
+        return 0
+    low, high = 1, most + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if possible(middle * (PER_RPS // 1000)) else (low, middle)
-    total = sum(rate for _, rate in setting.question.ask(setting.name).rates)
-    gpus = "1 GPU" if most_gpus == 1 else f"{most_gpus} GPUs"
-    if low == 0:
-        return (f"{gpus} would carry none of it",)
-    return (f"{gpus} would carry {low / 10:g}% of {show_rate(total)}",)
+        low, high = (middle, high) if possible(middle) else (low, middle)
+    return low

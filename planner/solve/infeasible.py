@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from planner.candidates.breakdown import step_note
 from planner.candidates.candidate import Candidate
+from planner.catalog.gpus import Gpu, find_gpu, gpus
 from planner.errors import Exit, UserError
 from planner.solve.model import Choices, fits, most_services
 from planner.solve.prepare import Evaluator, Prepared, choices, prepare
@@ -18,7 +20,7 @@ from planner.solve.question import Clause, Question, Relaxation
 from planner.solve.rules import RULES, rule_of
 from planner.solve.rules.slo import limit_of, split_detail
 from planner.solve.scale import PER_RPS
-from planner.units import show_rate, show_time
+from planner.units import show_bytes, show_rate, show_time
 
 # Services that may be named one by one when only their sum does not fit.
 MOST_NAMED = 8
@@ -86,10 +88,38 @@ def infeasible(question: Question, evaluator: Evaluator, *, unknown: bool = Fals
     if clash.service is None:
         notes += _what_fits(question, evaluator)
     helps = list(dict.fromkeys(r.text for _, r in clash.relaxations if r is not None))
+    if len(clash.clauses) == 1 and first.code in ("slo-itl", "slo-tpot"):
+        helps += _faster_gpu(asked, evaluator)
     stuck = [str(c) for c, r in clash.relaxations if r is None]
     if stuck and helps:
         notes.append(f"no change of {', '.join(stuck)} alone is enough")
     return UserError(first.code, _message(asked, clash), None, tuple(notes), tuple(helps), Exit.NO_PLAN)
+
+
+# How many faster GPUs are tried before the advice is left out.
+_MOST_GPUS = 3
+
+
+def _faster_gpu(question: Question, evaluator: Evaluator) -> list[str]:
+    """The slowest GPU of more HBM bandwidth than the fleet's with which there is a plan, among the next few."""
+    here = [find_gpu(p.gpu) for p in question.fleet.pools]
+    best = max(here, key=lambda g: (g.memory.bandwidth, g.id))
+    faster = [
+        g
+        for g in sorted(gpus().values(), key=lambda g: (g.memory.bandwidth, g.id))
+        if g.memory.bandwidth > best.memory.bandwidth and _usable(g, best)
+    ]
+    for g in faster[:_MOST_GPUS]:
+        pools = tuple(
+            p.model_copy(update={"gpu": g.id, "gpus_per_node": None, "override": None}) for p in question.fleet.pools
+        )
+        if feasible(question.with_fleet(question.fleet.model_copy(update={"pools": pools})), evaluator):
+            return [f"or use GPUs with more HBM bandwidth ({g.id}: {show_bytes(g.memory.bandwidth)}/s)"]
+    return []
+
+
+def _usable(g: Gpu, like: Gpu) -> bool:
+    return g.status == "shipping" and g.vendor == like.vendor and g.memory.reported is not None
 
 
 def _message(question: Question, clash: Clash) -> str:
@@ -126,9 +156,12 @@ def _notes(question: Question, clause: Clause, evaluator: Evaluator) -> list[str
         return []
     value, candidate = best
     d = candidate.deployment
+    metric = split_detail(clause.detail)[1].split(".", 1)[0]
+    why = step_note(question.ask(clause.service), candidate, metric)
     return [
         f"best reachable {split_detail(clause.detail)[1]} is {show_time(value)} ({d.hardware.gpu_id}, {d.shape.label}, "
-        f"{d.precision}, {candidate.caps.max_num_batched_tokens}-token budget, at almost no load)"
+        f"{d.precision}, {candidate.caps.max_num_batched_tokens}-token budget, at almost no load)",
+        *([why] if why else []),
     ]
 
 

@@ -121,7 +121,7 @@ def test_a_planner_upgrade_stays_green(tmp_path: Path, monkeypatch: pytest.Monke
 def test_solving_again_holds_the_answer(tmp_path: Path) -> None:
     (tmp_path / "intent.yaml").write_text(
         "services:\n  - name: chat\n    model: meta-llama/Llama-3.1-8B-Instruct\n"
-        "    traffic: {rate: 10/s, input: 1000, output: 100}\n    slo: {itl: 50ms}\n"
+        "    traffic: {rate: 10/s, input: 3500, output: 500}\n    slo: {itl: 50ms}\n"
     )
     (tmp_path / "fleet.yaml").write_text((ROOT / "fleets" / "h100.yaml").read_text())
     (tmp_path / "test_answer.py").write_text(
@@ -133,7 +133,7 @@ def test_solving_again_holds_the_answer(tmp_path: Path) -> None:
     assert (tmp_path / "deploy" / "plan.yaml").is_file()
     assert run_pytest(tmp_path).returncode == 0
     text = (tmp_path / "intent.yaml").read_text()
-    (tmp_path / "intent.yaml").write_text(text.replace("rate: 10/s", "rate: 200/s"))
+    (tmp_path / "intent.yaml").write_text(text.replace("rate: 10/s", "rate: 30/s"))
     done = run_pytest(tmp_path)
     assert done.returncode == 1
     assert "services.chat.traffic.default.rate" in done.stdout

@@ -154,5 +154,8 @@ def _stationary(chain: Floats, down: int) -> Floats:
     pi[0] = 1.0
     for n in range(1, size):
         pi[n] = float(np.dot(pi[:n], shares[size - 1 - n]))
+        if pi[n] > 1e200:
+            # An overloaded chain grows geometrically: only ratios matter.
+            pi[: n + 1] /= pi[n]
     total: Floats = pi / pi.sum()
     return total

@@ -148,16 +148,33 @@ class ReplicaModel:
         """Rate at which the queue starts to grow: N requests each N x (their decode steps) + their prompts.
 
         lambda_max = N / (steps t(N) + N P(N)), prompts in full chunks
+
+        N is every slot, or fewer where the token budget feeds no more (`fed`).
         """
         if not self.prefills:
             return self.slots / (self.mean_steps * float(self.step[-1])) * self.pool.lockstep_ranks
         full = self.chunk(self.slots)
         if self.ranks > 1 and self.mean_steps > 0:
             return self._lockstep_max(full)
-        prompts = self.grid.mean(self.prompts_s(self.slots if self.mean_steps else 0, full))
         if self.mean_steps == 0:
-            return self.pool.lockstep_ranks / prompts
-        return self.pool.lockstep_ranks * self.slots / (self.mean_steps * float(self.step[-1]) + self.slots * prompts)
+            return self.pool.lockstep_ranks / self.grid.mean(self.prompts_s(0, full))
+        n = min(float(self.slots), self.fed())
+        prompts = self.grid.mean(self.prompts_s(n, self.chunk(n)))
+        step = float(np.interp(n, np.arange(1, self.slots + 1), self.step))
+        return self.pool.lockstep_ranks * n / (self.mean_steps * step + n * prompts)
+
+    def fed(self) -> float:
+        """Sequences that a full token budget keeps supplied with prompts.
+
+        Every step full, as many prompts end in it as answers: (B - n s) / prompt = n / steps, so
+        n = B / (s + prompt / steps). More cannot keep running however many slots there are: each of them takes
+        budget from the prompts that would follow it. Only a decode-first scheduler splits one budget between both.
+        """
+        pool = self.pool
+        if pool.scheduler != "decode-first" or pool.role != "aggregated":
+            return math.inf
+        prompt = self.grid.mean(self.grid.prefill_tokens)
+        return max(1.0, pool.max_num_batched_tokens / (pool.tokens_per_sequence + prompt / self.mean_steps))
 
     def _lockstep_max(self, chunk_tokens: float) -> float:
         """lambda_max of R ranks in lock-step.

@@ -183,7 +183,7 @@ def lognormal_sigma(*, mean: float, percentile: float, quantile: float) -> float
     ln(percentile / mean) = z sigma - sigma^2 / 2, the smaller root (the larger one has its mass near zero)
 
     >>> round(lognormal_sigma(mean=3000, percentile=8000, quantile=0.95), 3)
-    0.827
+    0.782
     """
     if quantile == 0.5:
         return math.sqrt(2 * math.log(mean / percentile))

@@ -40,8 +40,8 @@ def main(argv: list[str] | None = None) -> int:
         generation = GENERATIONS[name]
         fitted = run(generation, data)
         file = as_file(fitted)
-        for what, e in file.error.items():
-            sys.stderr.write(f"{name}: {what}: median {e.median}% p90 {e.p90}% bias {e.bias}% ({e.rows} rows)\n")
+        for what, reached in file.error.items():
+            sys.stderr.write(f"{name}: {what}: median {reached.median}% p90 {reached.p90}% bias {reached.bias}% ({reached.rows} rows)\n")
         for engine in file.engines:
             sys.stderr.write(f"{name}: {fitted_by(generation, engine)} fitted constants for {engine}\n")
         path = args.output / f"{name}.yaml"

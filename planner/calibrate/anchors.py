@@ -4,10 +4,12 @@ What the constants leave over is mostly one offset per configuration (59% of the
 for that model, GPU, release and layout. Offsets are random effects with fixed variances, so a configuration with two
 rows moves a third of the way and one with thirty nearly all of it:
 
-    log(measured / predicted) = release(model, precision, version) + configuration + rest
+    log(measured / predicted) = release(model, precision, version) + family(model, GPU, precision) + configuration
+                              + prompt(model, length octave) + rest
     u = sum of what is left of its rows x (1/rest) / (n / rest + 1 / own variance), in turns until nothing moves
 
-TTFT has a third effect, by model and prompt length octave: the fixed part of a first pass is the model's own.
+The prompt effect is there because the fixed part of a first pass, and what prefill costs beside decode, are the
+model's own.
 """
 
 from __future__ import annotations
@@ -34,11 +36,12 @@ class Variances:
     rest: float
 
 
-# Estimated on the open rows (one-way analysis of variance of in-sample residuals), rounded.
+# Set by hand to the sizes that the first study reports (an offset of about 0.13 in all, 0.05 within a sweep), TTFT
+# four times as much; cross-validation hardly depends on them.
 VARIANCES: dict[str, Variances] = {
-    "tpot": Variances({"release": 0.004, "configuration": 0.006}, 0.006),
-    "ttft": Variances({"release": 0.016, "configuration": 0.024, "prompt": 0.012}, 0.03),
-    "throughput": Variances({"release": 0.004, "configuration": 0.006}, 0.02),
+    "tpot": Variances({"release": 0.004, "family": 0.003, "configuration": 0.006, "prompt": 0.003}, 0.006),
+    "ttft": Variances({"release": 0.016, "family": 0.012, "configuration": 0.024, "prompt": 0.012}, 0.024),
+    "throughput": Variances({"release": 0.004, "family": 0.003, "configuration": 0.006, "prompt": 0.003}, 0.02),
 }
 
 
@@ -48,30 +51,35 @@ def effects(rows: Sequence[Row], residuals: Array, metric: str) -> dict[str, tup
     index: dict[str, int] = {}
     own: list[float] = []
     used = [i for i in range(len(rows)) if np.isfinite(residuals[i])]
-    table = []
-    for i in used:
-        line = []
-        for key in effect_keys(rows[i], metric):
+    if not used:
+        return {}
+    # (row, effect) pairs by turn: the first effect of every row, then the second, and so on.
+    turns: dict[int, tuple[list[int], list[int]]] = {}
+    for place, i in enumerate(used):
+        for turn, key in enumerate(effect_keys(rows[i], metric)):
             if key not in index:
                 index[key] = len(index)
                 own.append(v.effects[key.split(":", 1)[0]])
-            line.append(index[key])
-        table.append(line)
-    if not used:
-        return {}
-    columns, variance = np.array(table), np.array(own)
-    r = np.clip(residuals[used], -CLIP, CLIP)
-    u = np.zeros(len(index))
+            at, which = turns.setdefault(turn, ([], []))
+            at.append(place)
+            which.append(index[key])
+    variance = np.array(own)
+    size = len(index)
+    pairs = [(np.array(at), np.array(which)) for _, (at, which) in sorted(turns.items())]
+    left = np.clip(residuals[used], -CLIP, CLIP)
+    u = np.zeros(size)
+    counts = np.zeros(size, dtype=int)
+    for _, which in pairs:
+        counts += np.bincount(which, minlength=size)
     for _ in range(ROUNDS):
-        for j in range(columns.shape[1]):
-            left = r - u[columns].sum(axis=1) + u[columns[:, j]]
-            total = np.bincount(columns[:, j], left, len(index))
-            n = np.bincount(columns[:, j], minlength=len(index))
+        for at, which in pairs:
+            total = np.bincount(which, left[at] + u[which], size)
+            n = np.bincount(which, minlength=size)
             has = n > 0
-            u[has] = (total[has] / v.rest) / (n[has] / v.rest + 1.0 / variance[has])
-    counts = np.zeros(len(index), dtype=int)
-    for j in range(columns.shape[1]):
-        counts += np.bincount(columns[:, j], minlength=len(index))
+            new = u.copy()
+            new[has] = (total[has] / v.rest) / (n[has] / v.rest + 1.0 / variance[has])
+            left[at] += u[which] - new[which]
+            u = new
     return {key: (float(u[i]), int(counts[i])) for key, i in index.items()}
 
 

@@ -144,7 +144,15 @@ class Model:
         by = self.constants(theta)
         rows, res = self.data.rows, self.data.resolved
 
+        made_already: dict[tuple[str, str, float], Constants] = {}
+
         def c_of(i: int) -> Constants:
+            key = (rows[i].engine, res[i].deployment.hardware.arch, float(self.years[i]))
+            if key not in made_already:
+                made_already[key] = at(i)
+            return made_already[key]
+
+        def at(i: int) -> Constants:
             c = by[rows[i].engine, res[i].deployment.hardware.arch]
             step, host = self.yearly[rows[i].engine]
             return aged(c, years=float(self.years[i]), yearly_ratio=step, host_yearly_ratio=host)

@@ -12,6 +12,7 @@ from planner.calibrate.data import SNAPSHOT
 from planner.calibrate.fit import Data, Setting, ape, fit, leave_out
 from planner.calibrate.parameters import Generation
 from planner.catalog.calibrations import Anchor, BandEntry, CalibrationFile, Engine, ErrorReached
+from planner.estimate.anchors import effect_keys
 from planner.estimate.rows import Row, canonical
 from planner.perf.calibration import REFERENCE_DATE
 from planner.perf.step import Array
@@ -214,7 +215,7 @@ def _changed(g: Generation) -> dict[str, float]:
 
 
 def _anchors(f: Fitted, engine: str) -> tuple[Anchor, ...]:
-    keys = {k for r in f.data.rows if r.engine == engine for m in METRICS for k in _keys(r, m)}
+    keys = {k for r in f.data.rows if r.engine == engine for m in METRICS for k in effect_keys(r, m)}
     found = [
         Anchor(key=k, metric=m, log_ratio=_short(v), rows=n)  # type: ignore[arg-type]
         for m in METRICS
@@ -222,12 +223,6 @@ def _anchors(f: Fitted, engine: str) -> tuple[Anchor, ...]:
         if k in keys and abs(v) >= 0.005
     ]
     return tuple(found)
-
-
-def _keys(row: Row, metric: str) -> tuple[str, ...]:
-    from planner.estimate.anchors import effect_keys
-
-    return effect_keys(row, metric)
 
 
 __all__ = ["Fitted", "as_file", "bands", "error", "measured", "offsets", "run"]

@@ -48,7 +48,8 @@ def release_of(engine: str, version: str) -> str:
     TensorRT-LLM behind Dynamo is stated by Dynamo's number (0.7, 0.8), which ships TensorRT-LLM 1.2.
     """
     known = constants()
-    first = {"vllm": known.vllm, "sglang": known.sglang, "trtllm": known.trtllm}[engine][0].since
+    since = {"vllm": known.vllm[0].since, "sglang": known.sglang[0].since, "trtllm": known.trtllm[0].since}
+    first: str = since[engine]
     text = version.lower().lstrip("v")
     if any(year in text for year in ("2023", "2024")):
         return first
@@ -124,7 +125,7 @@ def memory_of(d: Deployment, *, chunk_tokens: float, longest_tokens: float) -> M
 
     def make() -> Memory:
         found = memory(d, max_num_batched_tokens=chunk, max_num_seqs=256, max_model_len=int(longest_tokens) + 64)
-        if found.kv_bytes > 0 or d.engine == "sglang":
+        if found.kv_bytes > 0:
             return found
         # It ran, so it was made to fit: less for activations, more of the memory.
         return memory(

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.errors import UserError
+from planner.perf.anchors import canonical, configuration_name, shape_key
+
+__all__ = ["Measured", "Pool", "Row", "canonical", "parse"]
 
 Kind = Literal["closed-loop", "saturated", "offline", "static", "open-loop", "slo-max"]
 
@@ -49,16 +52,6 @@ PRECISIONS = {
     "bf16": "bf16", "fp16": "bf16", "bf16/fp16": "bf16", "fp8": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "mxfp4", "int4": "int4", "awq": "int4",
     "int4-awq": "int4", "int8": "int8",
 }  # fmt: skip
-
-
-def canonical(model: str) -> str:
-    """One name per set of weights shapes: DeepSeek's R1 and V3 are one model, instruct and base versions too."""
-    name = model.lower().split("/")[-1].split(" ")[0]
-    name = re.sub(r"-(instruct|chat|hf|fp8|nvfp4|0528|it|v0\.1|awq)(?=-|$)", "", name).replace("meta-llama", "llama")
-    name = re.sub(r"-(instruct|chat|hf|fp8|nvfp4|0528|it|v0\.1|awq)(?=-|$)", "", name)
-    return {"deepseek-r1": "deepseek-v3", "deepseek-v3.1": "deepseek-v3", "llama-3.3-70b": "llama-3.1-70b"}.get(
-        name, name
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +122,12 @@ class Row:
     def configuration(self) -> str:
         """model x GPU x engine x parallelism x precision: what cross-validation leaves out as one."""
         if self.decode is not None and self.prefill is not None:
-            shape = f"p{self.prefill.gpus}d{self.decode.gpus}{'ep' if self.decode.ep else ''}{'dp' if self.decode.attention_dp else ''}"
+            ep, dp = "ep" if self.decode.ep else "", "dp" if self.decode.attention_dp else ""
+            shape = f"p{self.prefill.gpus}d{self.decode.gpus}{ep}{dp}"
         else:
-            shape = f"tp{self.tp}pp{self.pp}dp{self.dp}{'ep' if self.ep else ''}"
-        return "/".join(
-            (
-                canonical(self.model),
-                self.gpu,
-                self.engine,
-                shape,
-                self.precision,
-                "mtp" if self.speculation else "plain",
-            )
+            shape = shape_key(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.ep)
+        return configuration_name(
+            model=self.model, gpu=self.gpu, engine=self.engine, shape=shape, precision=self.precision, speculation=self.speculation
         )
 
     @property
@@ -282,7 +269,7 @@ def _open(row: Mapping[str, str | None]) -> Row:
 
     pp, dp = count(row, "pp", default=1) or 1, count(row, "dp", default=1) or 1
     ep = int(number(row, "ep") or 1)
-    if "minimax-m2.5" in model.lower() and ep > tp and dp > 1:
+    if "minimax-m2.5" in model.lower() and 1 < tp == dp and ep == tp * dp:
         # The exporter multiplied tp by dp (README trap 6): the run was tp GPUs with experts spread over them.
         gpus, dp, ep = tp, 1, tp
     if source.startswith("mlperf5.1") and "deepseek-r1" in model.lower() and tp == 8 and ep == 8:

@@ -193,6 +193,11 @@ _FAMILY = {
 }
 
 
+def engine_family(engine: str) -> str:
+    """An engine's name in measurement files and calibrations: trtllm and tensorrt-llm are one."""
+    return _FAMILY.get(engine, engine)
+
+
 @functools.lru_cache(maxsize=4096)
 def _calibration(engine: str, generation: str, gpu_id: str, arch: str, gap_years: float) -> Calibration:
     return calibration_from(
@@ -333,13 +338,3 @@ def calibration_for(engine: str, engine_version: str, hardware: Hardware, *, dat
     generation = generation_of(engine, engine_version, hardware)
     return _calibration(engine, generation, hardware.gpu_id, hardware.arch, gap if generation == "modern" else 0.0)
 
-
-def anchored(calib: Calibration, *, release: str, configuration: str) -> Calibration:
-    """The calibration with the measured corrections of a configuration applied to every step time.
-
-    Keys as `planner.estimate.anchors` writes them. Nothing measured: the calibration as it is.
-    """
-    gain = calib.anchors.sum("tpot", (release, configuration))
-    if gain == 0.0:
-        return calib
-    return replace(calib, constants=replace(calib.constants, pace_ratio=calib.constants.pace_ratio * math.exp(gain)))

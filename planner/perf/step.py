@@ -274,7 +274,7 @@ def resolve(ops: Operations, d: Deployment, c: Constants) -> Coefficients:
     comm_fixed = ar * reduce.alpha_s + ax * exchange.alpha_s + overheads * (pp - 1) * hops.alpha_s
     comm_sqrt = ar * reduce.gamma * math.sqrt(size_r) + ax * exchange.gamma * math.sqrt(size_x)
     comm_token = (
-        ar * reduce.s_per_byte * size_r
+        ar_bytes * reduce.s_per_byte * size_r
         + ax * exchange.s_per_byte * size_x
         + overheads * (pp - 1) * hops.s_per_byte * ops.hidden_bytes
     )

@@ -21,6 +21,11 @@ _MEASURED_AS = {"itl": "tpot", "tpot": "tpot", "e2e": "tpot", "ttft": "ttft", "t
 """Which measured figure a metric's error is taken from: ITL percentiles and E2E have no public measurements."""
 
 
+def measured_as(metric: str) -> str:
+    """The measured figure whose error a metric's stands on."""
+    return _MEASURED_AS[metric]
+
+
 def margins_of(ask: Ask, d: Deployment) -> dict[str, float]:
     """By metric; the ask's own where it gives them."""
     if ask.margins is not None:

@@ -72,7 +72,7 @@ def ask(
         load_platform(platform_file),
         assumed,
         load(baseline) if baseline is not None else None,
-        _places(intent_files, words),
+        _places(intent, intent_files, words),
     )
 
 
@@ -129,7 +129,7 @@ def _ask(service: Service, fleet: Fleet, places: dict[tuple[str, str], Where]) -
     return Ask(service, fleet, model=model, classes=classes, engine_version=engine.version)
 
 
-def _places(intent_files: Sequence[Path], words: Words) -> dict[tuple[str, str], Where]:
+def _places(intent: Intent, intent_files: Sequence[Path], words: Words) -> dict[tuple[str, str], Where]:
     """Where each service's model and engine were named, for errors that only the catalogue can find."""
     found: dict[tuple[str, str], Where] = {}
     for path in intent_files:
@@ -140,8 +140,6 @@ def _places(intent_files: Sequence[Path], words: Words) -> dict[tuple[str, str],
     for key in ("model", "engine"):
         said = getattr(words, key)
         if said is not None:
-            said_at = Where("command line", 1, len(key) + 4, f"--{key} {said}"[:200], max(1, min(len(said), 100)))
-            for name in {n for n, _ in found} | {words.service or ""}:
-                if not intent_files or words.service in (None, name):
-                    found[name, key] = said_at
+            where = Where("command line", 1, len(key) + 4, f"--{key} {said}"[:200], max(1, min(len(said), 100)))
+            found |= {(s.name, key): where for s in intent.services if words.service in (None, s.name)}
     return found

@@ -11,15 +11,17 @@ from typing import Protocol
 from planner.candidates import handover_of, pool_spec
 from planner.candidates.ask import Ask
 from planner.candidates.candidate import Candidate, Prediction
+from planner.candidates.margins import measured_as, model_seen
 from planner.catalog.engines import find_engine
 from planner.catalog.gpus import find_gpu
 from planner.documents import digest
 from planner.intent.document import Intent
 from planner.intent.fleet import Fleet
 from planner.intent.platform import Platform
+from planner.perf.bands import Promise, band_entry, odds
+from planner.perf.breakdown import utilisation
 from planner.perf.calibration import calibration_for
 from planner.perf.checkpoints import checkpoint_for
-from planner.perf.breakdown import utilisation
 from planner.perf.load import LoadModel, LoadResult
 from planner.perf.quantities import params_active, params_total, weight_bytes
 from planner.perf.traffic import ClassLoad
@@ -369,7 +371,26 @@ def _verification(checked: Checked) -> doc.Verification:
 
 
 def _odds(pools: Sequence[_Pool]) -> tuple[float | None, str]:
-    return None, ""
+    """Chance that every promise holds at peak: the model's error, shared by what one pool promises, and its noise."""
+    promises: list[Promise] = []
+    for p in pools:
+        d = p.chosen.candidate.deployment
+        calibration = calibration_for(d.engine, d.engine_version, d.hardware)
+        seen = model_seen(p.ask, calibration)
+        for c in p.document.classes:
+            for f in c.figures:
+                if f.limit is not None:
+                    band = band_entry(
+                        calibration,
+                        measured_as(f.metric.partition(".")[0]),
+                        model_seen=seen,
+                        gpu_seen=calibration.gpu_measured,
+                    )
+                    value = f.value if f.simulated is None else max(f.value, f.simulated)
+                    promises.append(Promise(value, f.limit, band, p.document.name))
+    if not promises:
+        return None, "no SLO was given"
+    return sig(odds(promises), 2), "from the error bands of the step times; one measured anchor per pool narrows them"
 
 
 def _change(baseline: doc.Plan | None, services: Sequence[doc.ServiceDoc], totals: doc.Totals) -> doc.Change | None:
@@ -396,7 +417,8 @@ def _decide(asked: Asked, services: Sequence[doc.ServiceDoc]) -> tuple[str, ...]
         m = s.model
         if m.accuracy_prior is not None and m.accuracy_low is not None and m.accuracy_prior < 1:
             found.append(
-                f"{s.name}: accept {m.precision} (accuracy kept {m.accuracy_prior:.1%}, prior down to {m.accuracy_low:.1%})"
+                f"{s.name}: accept {m.precision} "
+                f"(accuracy kept {m.accuracy_prior:.1%}, prior down to {m.accuracy_low:.1%})"
             )
         if all(p.replicas == 1 for p in s.pools if p.role == "aggregated") and any(
             p.role == "aggregated" for p in s.pools
@@ -415,8 +437,9 @@ def _assumed(asks: Mapping[str, Ask], services: Sequence[doc.ServiceDoc]) -> tup
                 rate = math.fsum(d.rate for d in docs)
                 source = f" ({c.rate_source})" if c.rate_source else (" busiest minute" if c.rate else " carried")
                 found.append(
-                    f"{name} {show_rate(rate)}{source}, {docs[0].input_mean_tokens:,.0f}/{docs[0].output_mean_tokens:,.0f} tokens,"
-                    f" {'Poisson' if c.arrivals.process == 'poisson' else f'gaps of CV {c.arrivals.cv:g}'} arrivals"
+                    f"{name} {show_rate(rate)}{source}, "
+                    f"{docs[0].input_mean_tokens:,.0f}/{docs[0].output_mean_tokens:,.0f} tokens, "
+                    f"{'Poisson' if c.arrivals.process == 'poisson' else f'gaps of CV {c.arrivals.cv:g}'} arrivals"
                 )
     return tuple(found)
 

@@ -14,16 +14,19 @@ def pool_reasons(ask: Ask, chosen: ChosenPool, result: LoadResult, *, context_to
     c = chosen.candidate
     m, d = c.memory, c.deployment
     holds = m.max_sequences(context_tokens)
+    left = show_bytes(max(m.kv_bytes, 0))
     reasons = {
-        "tensor_parallel": f"{show_bytes(m.weights_bytes)} of weights per GPU, {show_bytes(max(m.kv_bytes, 0))} left for cache",
-        "replicas": f"{show_rate(chosen.rate_rps)} at {show_rate(c.load.planned_rps)} per replica at most (bound by {c.load.binding})",
-        "max_num_seqs": f"runs {result.running_mean:.0f} on average, p99 {result.running_p99:.0f}; cache holds {holds:,.0f}",
+        "tensor_parallel": f"{show_bytes(m.weights_bytes)} of weights per GPU, {left} left for cache",
+        "replicas": f"{show_rate(chosen.rate_rps)} at {show_rate(c.load.planned_rps)} per replica at most "
+        f"(bound by {c.load.binding})",
+        "max_num_seqs": f"runs {result.running_mean:.0f} on average, p99 {result.running_p99:.0f}; "
+        f"cache holds {holds:,.0f}",
         "max_model_len": f"longest request admitted; {m.kv_tokens:,} tokens of cache",
         "precision": f"weights in {d.precision}",
         "kv_dtype": f"cache in {d.kv_dtype}: {show_bytes(m.kv_bytes / max(m.kv_tokens, 1))} per token and GPU",
-        "memory": f"{show_bytes(m.usable_bytes)} of {show_bytes(m.total_bytes)}: weights {show_bytes(m.weights_bytes)}, "
-        f"activations {show_bytes(m.activation_bytes)}, graphs {show_bytes(m.cudagraph_bytes)}, "
-        f"cache {show_bytes(max(m.kv_bytes, 0))}",
+        "memory": f"{show_bytes(m.usable_bytes)} of {show_bytes(m.total_bytes)}: weights "
+        f"{show_bytes(m.weights_bytes)}, activations {show_bytes(m.activation_bytes)}, "
+        f"graphs {show_bytes(m.cudagraph_bytes)}, cache {left}",
     }
     if c.role != "decode":
         reasons["max_num_batched_tokens"] = _budget(ask, chosen)
@@ -39,7 +42,8 @@ def _budget(ask: Ask, chosen: ChosenPool) -> str:
     itl = _tightest(ask, chosen, "itl")
     if itl is not None:
         p, limit = itl
-        return f"a step full of prompt keeps ITL {p.metric.partition('.')[2]} at {show_time(p.value_s)} of {show_time(limit)}"
+        stat = p.metric.partition(".")[2]
+        return f"a step full of prompt keeps ITL {stat} at {show_time(p.value_s)} of {show_time(limit)}"
     ttft = _tightest(ask, chosen, "ttft")
     if ttft is not None:
         p, limit = ttft

@@ -177,11 +177,11 @@ def _text(x: PoolExplanation, width: int) -> str:
     ]
     if x.decode is not None:
         head = f"A decode step: {x.running} sequences of {x.context_tokens:,} tokens, {show_time(x.decode.seconds)}"
-        blocks.append(f"{head} (MBU {x.decode.mbu:.0%}, MFU {x.decode.mfu:.0%})\n" + _groups(x.decode, width))
+        blocks.append(f"{head} (MBU {x.decode.mbu:.0%}, MFU {x.decode.mfu:.0%})\n" + groups_text(x.decode, width))
     if x.mixed is not None:
         beside = f" beside {x.running} sequences" if x.decode is not None else ""
         head = f"A step full of prompt: {x.chunk_tokens:,} tokens{beside}, {show_time(x.mixed.seconds)}"
-        blocks.append(f"{head} (MBU {x.mixed.mbu:.0%}, MFU {x.mixed.mfu:.0%})\n" + _groups(x.mixed, width))
+        blocks.append(f"{head} (MBU {x.mixed.mbu:.0%}, MFU {x.mixed.mfu:.0%})\n" + groups_text(x.mixed, width))
     total = dict(x.memory)["total as torch sees it"]
     rows = [
         (name, show_bytes(v) if v else "-", f"{v / total:.0%}", "#" * round(30 * v / total)) for name, v in x.memory
@@ -205,7 +205,8 @@ def _text(x: PoolExplanation, width: int) -> str:
     return "\n\n".join(blocks)
 
 
-def _groups(b: StepBreakdown, width: int) -> str:
+def groups_text(b: StepBreakdown, width: int) -> str:
+    """The groups of one step, longest first."""
     rows = []
     for g in sorted(b.groups, key=lambda g: -g.seconds):
         if g.seconds < 0.0005 * b.seconds:

@@ -49,9 +49,7 @@ def step_note(ask: Ask, candidate: Candidate, metric: str) -> str | None:
 
 
 def _attends(group: OpGroup) -> bool:
-    return (
-        "KV" in group.name or "over the context" in group.name or group.name.startswith(("decode att", "prefill att"))
-    )
+    return group.name.startswith(("attention over context", "sparse indexer"))
 
 
 def _weights(groups: list[OpGroup], metric: str, hbm_bytes_per_s: float) -> str:
@@ -59,5 +57,5 @@ def _weights(groups: list[OpGroup], metric: str, hbm_bytes_per_s: float) -> str:
     read = sum(g.read_bytes for g in groups)
     if metric == "ttft":
         return f"{show_time(seconds)} matrix products"
-    share = read / (seconds * hbm_bytes_per_s)
-    return f"{show_time(seconds)} reads {show_bytes(read)} of weights per GPU at {share:.0%} of {show_bytes(hbm_bytes_per_s)}/s"
+    share, peak = read / (seconds * hbm_bytes_per_s), show_bytes(hbm_bytes_per_s)
+    return f"{show_time(seconds)} reads {show_bytes(read)} of weights per GPU at {share:.0%} of {peak}/s"

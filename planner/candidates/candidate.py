@@ -44,11 +44,13 @@ class Load:
     lambda_max_rps: float
     """Stability limit, requests/s over the class mix."""
     lambda_slo_rps: float
-    """Highest rate at which every SLO of every class holds with its margin; 0 where none does."""
+    """Highest rate at which every SLO of every class holds with its margin, looked for up to the degraded cap; 0 where
+    none does."""
     planned_rps: float
     """min(load_cap x lambda_max, lambda_slo)."""
     degraded_rps: float
-    """min(degraded_cap x lambda_max, lambda_slo): what it may carry after a failure."""
+    """min(degraded_cap x lambda_max, lambda_slo): what it may carry after a failure. Not looked for above the planned
+    rate where the service has nothing to survive."""
     binding: str
     """What limits the planned rate: `load-cap`, or an SLO's key with its class, e.g. `chat itl.p99`."""
 

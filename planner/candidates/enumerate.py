@@ -190,30 +190,50 @@ def _sized(
         promised = {c.name: c.slos for c in classes}
     if promised is None:
         return
-    ready: list[tuple[float, int, int, bool, LoadModel, Memory]] = []
+    ready: list[_Ready] = []
     replicas = max(1, place.gpus // d.shape.gpus) if _hits_depend_on_replicas(classes) else 1
-    for seqs, budget, wanted in _caps(ask, place, d, classes=classes, margins=margins, longest=longest):
+    for seqs, budget, early, wanted in _caps(ask, place, d, classes=classes, margins=margins, longest=longest):
         m = memory_of(
             d, budget=budget, seqs=seqs, max_model_len=longest, utilization=ask.service.gpu_memory_utilization
         )
         if m.fits:
             model = LoadModel(spec_of(ask, d, m, budget=budget, seqs=seqs, replicas=replicas), classes)
-            ready.append((-model.lambda_max, seqs, budget, wanted, model, m))
-    # The most stable first: where promises do not bind it settles all others at once.
-    ready.sort(key=lambda r: r[:3])
-    for _, seqs, budget, wanted, model, m in ready:
+            ready.append((not early, -model.lambda_max, seqs, budget, wanted, model, m))
+    promises = Promises(promised, margins)
+    for _, _, seqs, budget, wanted, model, m in _ordered(ready, promises, ask.service.load_cap):
         made = _evaluated(
-            ask, place, layout, d=d, m=m, model=model, promises=Promises(promised, margins), seqs=seqs,
+            ask, place, layout, d=d, m=m, model=model, promises=promises, seqs=seqs,
             budget=budget, longest=longest, seen=seen, wanted=wanted,
         )  # fmt: skip
         if made is not None:
             yield made
 
 
+_Ready = tuple[bool, float, int, int, bool, LoadModel, Memory]
+"""Not from promises, -lambda_max, seqs, budget, wanted, model, memory."""
+
+
+_LOOKED_AT = 3
+"""Of the most stable pairs: where these miss at the load cap, the rest rarely holds."""
+
+
+def _ordered(ready: list[_Ready], promises: Promises, load_cap: float) -> list[_Ready]:
+    """The pair of caps that is likely best first: it settles the others with one evaluation each.
+
+    Where promises hold at the load cap of the most stable pair, nothing else carries more; else the pairs that the
+    promises gave come first. The order decides how much is evaluated, never what is best.
+    """
+    by_rate = sorted(ready, key=lambda r: r[1:4])
+    for i, r in enumerate(by_rate[:_LOOKED_AT]):
+        if not promises.metrics or not promises.miss(r[5], load_cap * r[5].lambda_max):
+            return [r, *by_rate[:i], *by_rate[i + 1 :]]
+    return sorted(ready, key=lambda r: r[:4])
+
+
 def _caps(
     ask: Ask, place: _Place, d: Deployment, *, classes: Sequence[ClassLoad], margins: dict[str, float], longest: int
-) -> list[tuple[int, int, bool]]:
-    """(max_num_seqs, max_num_batched_tokens, whether it must stay in) to evaluate."""
+) -> list[tuple[int, int, bool, bool]]:
+    """(max_num_seqs, max_num_batched_tokens, whether promises gave it, whether it must stay in) to evaluate."""
     fixed = ask.service.fixed
     mix = mix_of(classes, margins)
     largest = largest_graph(place.hardware)
@@ -224,23 +244,24 @@ def _caps(
         m = memory_of(d, budget=512, seqs=8, max_model_len=longest, utilization=ask.service.gpu_memory_utilization)
     if d.role == "prefill":
         seqs = fixed.max_num_seqs or _PREFILL_SEQS
+        own: tuple[int, ...] = ()
         budgets: tuple[int, ...] = _PREFILL_BUDGETS
     else:
         holds = m.max_sequences(mix.mean_context_tokens)
         seqs = fixed.max_num_seqs or seqs_cap(table, mix, kv_sequences=holds, largest=largest // (1 + drafts))
-        budgets = token_budgets(table, mix, seqs=seqs, tokens_per_sequence=1 + drafts)
+        own, budgets = token_budgets(table, mix, seqs=seqs, tokens_per_sequence=1 + drafts)
         if d.role == "decode":
             # No prompts come here: the budget only has to hold the decodes.
-            budgets = (min(b for b in (*_PREFILL_BUDGETS, 512, 1024) if b >= seqs * (1 + drafts)),)
+            own, budgets = (), (min(b for b in (*_PREFILL_BUDGETS, 512, 1024) if b >= seqs * (1 + drafts)),)
     if fixed.max_num_batched_tokens is not None:
-        budgets = (fixed.max_num_batched_tokens,)
-    found = [(seqs, b, False) for b in budgets if b >= seqs * (1 + drafts) or d.role == "prefill"]
+        own, budgets = (), (fixed.max_num_batched_tokens,)
+    found = [(seqs, b, b in own, False) for b in (*own, *budgets) if b >= seqs * (1 + drafts) or d.role == "prefill"]
     prefix = key_prefix(place.pool.name, d)
     for key in ask.today:
         match = _CAPS.match(key.removeprefix(prefix)) if key.startswith(prefix) else None
         if match is not None and match[3] == d.role:
             pair = (int(match[2]), int(match[1]))
-            found = [f for f in found if f[:2] != pair] + [(*pair, True)]
+            found = [f for f in found if f[:2] != pair] + [(*pair, False, True)]
     return found
 
 
@@ -267,10 +288,11 @@ def _evaluated(
     """The candidate, or None where another that takes the same GPUs is better in everything."""
     service = ask.service
     rivals = seen.rivals.setdefault((d.shape, d.precision, d.kv_dtype), [])
-    most = (service.load_cap * model.lambda_max, service.degraded_cap * model.lambda_max)
+    degraded_cap = service.degraded_cap if service.survive != "none" else service.load_cap
+    most = (service.load_cap * model.lambda_max, degraded_cap * model.lambda_max)
     if not wanted and any(r.planned_rps > most[0] and r.degraded_rps > most[1] for r in rivals):
         return None
-    if not model.longest_fits:
+    if not model.longest_fits or (not wanted and any(promises.miss(model, r.planned_rps) for r in rivals)):
         return None
     idle = model.evaluate(model.lambda_max * _IDLE_RATIO, metrics=promises.metrics)
     best = {
@@ -283,9 +305,7 @@ def _evaluated(
             return None
         load = Load(model.lambda_max, 0.0, 0.0, 0.0, _worst(best, promises.slos))
     else:
-        if not wanted and any(promises.miss(model, r.planned_rps) for r in rivals):
-            return None
-        load = carried(model, promises, load_cap=service.load_cap, degraded_cap=service.degraded_cap)
+        load = carried(model, promises, load_cap=service.load_cap, degraded_cap=degraded_cap)
         if load.planned_rps > 0:
             rivals.append(load)
     floor = service.accuracy_floor

@@ -79,8 +79,10 @@ def seqs_cap(table: StepTable, mix: Mix, *, kv_sequences: float, largest: int) -
     return graph_size(max(1, int(most)), largest)
 
 
-def token_budgets(table: StepTable, mix: Mix, *, seqs: int, tokens_per_sequence: int = 1) -> tuple[int, ...]:
-    """Budgets to ask about, the ones that the promise on gaps gives first: with a full batch and with half of one."""
+def token_budgets(
+    table: StepTable, mix: Mix, *, seqs: int, tokens_per_sequence: int = 1
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Budgets to ask about: those that the promise on gaps gives, beside a full batch and half of one; and the grid."""
     decodes = seqs * tokens_per_sequence
     own: list[int] = []
     if mix.gap_limit_s is not None:
@@ -95,4 +97,5 @@ def token_budgets(table: StepTable, mix: Mix, *, seqs: int, tokens_per_sequence:
             )
             if found is not None and found > decodes:
                 own.append(found)
-    return tuple(dict.fromkeys((*own, *budgets(None, decode_seqs=decodes))))
+    grid = budgets(None, decode_seqs=decodes)
+    return tuple(dict.fromkeys(own)), tuple(b for b in grid if b not in own)

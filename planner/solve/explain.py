@@ -85,7 +85,7 @@ def _bound_by(setting: _Setting) -> tuple[str, ...]:
     lines = []
     clauses: list[tuple[Clause, Question]] = []
     for rule in RULES:
-        if rule.code in _NOT_ASKED:
+        if rule.code in _NOT_ASKED or (rule.code == "fleet-inventory" and not _wants_more(setting)):
             continue
         for clause in rule.clauses(setting.question):
             if clause.service in (None, setting.name):
@@ -96,6 +96,25 @@ def _bound_by(setting: _Setting) -> tuple[str, ...]:
             label = " ".join(x for x in (clause.code, clause.detail) if x)
             lines.append(f"{label}: {better}")
     return tuple(lines)
+
+
+def _wants_more(setting: _Setting) -> bool:
+    """Whether a larger fleet could change the plan: some shape would do with less than is planned, but there are too
+    few of its GPUs. Saves solving again where the fleet plainly does not bind."""
+    if setting.scale is not None:
+        return False
+    ask = setting.question.ask(setting.name)
+    by_cost = setting.question.objective == "cost"
+    for pattern in setting.mine:
+        demand = demand_of(ask, pattern.class_names, setting.question, None)
+        planned = (pattern.cost_udollars, pattern.gpus) if by_cost else (pattern.gpus, pattern.cost_udollars)
+        for c in setting.prepared.usable[setting.name]:
+            n = least_alone(c, demand, setting.prepared.spaces) if c.class_names == pattern.class_names else None
+            if n is not None and n > setting.prepared.spaces[c.fleet_pool].most_replicas(c):
+                gpus, cost = n * c.gpus, n * cost_udollars(c.dollars_per_hour)
+                if ((cost, gpus) if by_cost else (gpus, cost)) < planned:
+                    return True
+    return bool(setting.others)
 
 
 def _saved(setting: _Setting, without: Question, clause: Clause) -> str | None:

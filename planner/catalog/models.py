@@ -77,6 +77,8 @@ class Model:
     """The model's own precision first; the first of each precision is the preferred one."""
     shape_of: str
     """The bundled id whose config this is."""
+    hf_quant: Any = field(default=None, compare=False)
+    """hf_quant_config.json of a user's own folder."""
 
     @property
     def native(self) -> Checkpoint:
@@ -457,14 +459,20 @@ def _own(path: Path, name: str, where: Where | None) -> Model:
         )
     folder = file.parent
     hf_quant = folder / "hf_quant_config.json"
-    shown = shown_path(file)
-    native = _native(name, data, name, shown)
+    extra = _json(hf_quant, what="hf_quant_config") if hf_quant.is_file() else None
+    return own_model(name, data, hf_quant=extra, weights_bytes=_index_bytes(folder), source=shown_path(file))
+
+
+def own_model(
+    name: str, config: Mapping[str, Any], *, hf_quant: Any = None, weights_bytes: float | None = None, source: str
+) -> Model:
+    """A user's own model from what its files say, as a plan embeds it."""
+    native = _native(name, config, name, source)
     if native.precision != "bf16":
         # Nobody says that a folder holds its owner's own release: the prior of the format applies.
         native = replace(native, accuracy=_accuracy(native.precision))
-    if hf_quant.is_file():
-        extra = _json(hf_quant, what="hf_quant_config")
-        q = _settings(data, name, extra)
+    if hf_quant is not None:
+        q = _settings(config, name, hf_quant)
         if q is not None:
             native = replace(
                 native,
@@ -473,11 +481,10 @@ def _own(path: Path, name: str, where: Where | None) -> Model:
                 kv_precision=q.kv,
                 accuracy=_accuracy(q.precision),
             )
-    size = _index_bytes(folder)
-    if size is not None:
-        native = replace(native, weights_bytes=size, weights_source="model.safetensors.index.json, total_size")
+    if weights_bytes is not None:
+        native = replace(native, weights_bytes=weights_bytes, weights_source="model.safetensors.index.json, total_size")
     found = (native, _online(native)) if native.precision == "bf16" else (native,)
-    return Model(name, data, "own", shown, found, name)
+    return Model(name, config, "own", source, found, name, hf_quant=hf_quant)
 
 
 def _index_bytes(folder: Path) -> float | None:

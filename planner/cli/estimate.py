@@ -65,6 +65,7 @@ def estimate(
         plan estimate --model meta-llama/Llama-3.1-8B --gpu h100-sxm --isl 1024 --osl 256 --concurrency 32
         plan estimate --cases runs.csv -o predicted.csv
     """
+    from planner.catalog.engines import DEFAULT_VERSION
     from planner.estimate import estimate_cases, estimate_one
 
     ttft = None
@@ -92,10 +93,23 @@ def estimate(
     assert isl is not None
     assert osl is not None
     found = estimate_one(
-        model=model, gpu=gpu, engine=engine, engine_version=engine_version, precision=precision, kv=kv_dtype, tp=tp,
-        pp=pp, dp=dp, ep=ep, isl_tokens=isl, osl_tokens=osl, concurrency=batch if batch is not None else concurrency,
-        rate_rps=_rate(rate), kind="static" if batch is not None else "closed-loop", simulate=ttft,
-    )  # fmt: skip
+        model=model,
+        gpu=gpu,
+        engine=engine,
+        engine_version=engine_version or DEFAULT_VERSION.get(engine, ""),
+        precision=precision,
+        kv=kv_dtype,
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        ep=ep,
+        isl_tokens=isl,
+        osl_tokens=osl,
+        concurrency=batch if batch is not None else concurrency,
+        rate_rps=_rate(rate),
+        kind="static" if batch is not None else "closed-loop",
+        simulate=ttft,
+    )
     if form == "json":
         from planner.cli.console import to_json
 

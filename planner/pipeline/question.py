@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from planner.candidates.ask import Ask
 from planner.catalog.engines import DYNAMO_CARRIES, find_engine
 from planner.catalog.gpus import find_gpu
-from planner.catalog.models import find_model
+from planner.catalog.models import Model, find_model
 from planner.documents import load_yaml, read_as
 from planner.errors import UserError, Where
 from planner.intent.document import Intent, Service
@@ -19,6 +19,7 @@ from planner.intent.platform import Platform
 from planner.intent.resolve import Words, load_intents, load_platform
 from planner.perf.traffic import class_load
 from planner.plan.document import Plan
+from planner.plan.models import model_named
 
 if TYPE_CHECKING:
     from planner.solve.question import BaselinePool
@@ -78,7 +79,8 @@ def ask(
 
 def question_of(plan: Plan) -> Question:
     """The question that a plan answers, from what it embeds."""
-    return _question(plan.intent, plan.fleet, plan.platform, plan.defaults, None, {})
+    own = {o.name: model_named(plan, o.name) for o in plan.own_models}
+    return _question(plan.intent, plan.fleet, plan.platform, plan.defaults, None, {}, own)
 
 
 def question_from(intent: Intent, fleet: Fleet, platform: Platform) -> Question:
@@ -107,12 +109,13 @@ def _question(  # noqa: PLR0917 - one caller per argument
     assumed: tuple[str, ...],
     baseline: Plan | None,
     places: dict[tuple[str, str], Where],
+    own: Mapping[str, Model] | None = None,
 ) -> Question:
-    asks = tuple(_ask(service, fleet, places) for service in intent.services)
+    asks = tuple(_ask(service, fleet, places, own or {}) for service in intent.services)
     return Question(intent, fleet, platform, asks, assumed, baseline)
 
 
-def _ask(service: Service, fleet: Fleet, places: dict[tuple[str, str], Where]) -> Ask:
+def _ask(service: Service, fleet: Fleet, places: dict[tuple[str, str], Where], own: Mapping[str, Model]) -> Ask:
     where = places.get((service.name, "engine"))
     carried = DYNAMO_CARRIES.get(service.engine) if service.target == "dynamo" else None
     engine = find_engine(service.engine, service.engine_version or carried, where=where)
@@ -124,7 +127,7 @@ def _ask(service: Service, fleet: Fleet, places: dict[tuple[str, str], Where]) -
             (),
             ("plan for vllm or sglang", "predict a configuration with: plan estimate --engine trtllm ..."),
         )
-    model = find_model(service.model, where=places.get((service.name, "model")))
+    model = own.get(service.model) or find_model(service.model, where=places.get((service.name, "model")))
     classes = tuple(class_load(c, slos=service.slo, trace=c.trace_summary) for c in service.traffic)
     return Ask(service, fleet, model=model, classes=classes, engine_version=engine.version)
 

@@ -27,6 +27,7 @@ from planner.perf.quantities import params_active, params_total, weight_bytes
 from planner.perf.traffic import ClassLoad
 from planner.plan import document as doc
 from planner.plan.baddays import Running, bad_days
+from planner.plan.models import embedded
 from planner.plan.reasons import pool_reasons
 from planner.plan.solution import ChosenPool, ChosenService, Solution
 from planner.plan.text import sig
@@ -122,6 +123,7 @@ def assemble(asked: Asked, solution: Solution, checked: Checked) -> doc.Plan:
         intent=asked.intent,
         fleet=asked.fleet.model_copy(update={"pools": tuple(p for p in asked.fleet.pools if p.name in used)}),
         platform=asked.platform,
+        own_models=embedded(a.model for a in asked.asks if a.model is not None),
     )
 
 

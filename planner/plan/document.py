@@ -7,7 +7,7 @@ simulated and reviewed alone. No timestamps, hosts, absolute paths or wall times
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -249,6 +249,16 @@ class Solver(Strict):
     """Whether the sequential tie-breaks were applied (only after proof)."""
 
 
+class OwnModel(Strict):
+    """A model that the catalogue does not hold, as its owner's files say, so that the plan stands alone."""
+
+    name: str
+    """As the intent names it."""
+    config: dict[str, Any]
+    hf_quant: Any = None
+    weights: Bytes | None = None
+
+
 class Plan(Strict):
     """A plan."""
 
@@ -272,3 +282,4 @@ class Plan(Strict):
     fleet: Fleet
     """Only the pools that the plan uses."""
     platform: Platform = Platform()
+    own_models: tuple[OwnModel, ...] = ()

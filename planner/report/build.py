@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from planner.candidates.ask import Ask
 from planner.candidates.replica import arch_of, calibration_of, deployment_of, hardware_of, memory_of
 from planner.candidates.shapes import shapes
-from planner.catalog.models import find_model
 from planner.perf.arch import Shape
 from planner.perf.checkpoints import checkpoint_for
 from planner.perf.deployment import Deployment
 from planner.perf.memory import Memory
 from planner.perf.rules import check_shape
 from planner.plan.document import Plan, PoolDoc, ServiceDoc
+from planner.plan.models import model_named
 from planner.report.evidence import Evidence, PoolEvidence, pool_evidence
 
 MOST_NEIGHBOURS = 12
@@ -46,7 +46,7 @@ def mean_context_tokens(pool: PoolDoc) -> float:
 
 def _pool(plan: Plan, service: ServiceDoc, pool: PoolDoc) -> PoolEvidence:
     asked = next(s for s in plan.intent.services if s.name == service.name)
-    ask = Ask(asked, plan.fleet, model=find_model(asked.model), engine_version=service.engine_version)
+    ask = Ask(asked, plan.fleet, model=model_named(plan, asked.model), engine_version=service.engine_version)
     planned = pool_deployment(ask, service, pool)
     every = [(planned, _memory(planned, pool)), *_neighbours(ask, planned, pool)]
     return pool_evidence(

@@ -17,7 +17,8 @@ from planner.plan.document import BadDay, Figure, Plan, PoolDoc, ServiceDoc
 from planner.units import show_money, show_rate, show_time
 
 LABELS = (
-    "DEFAULT", "PLAN", "TODAY", "BAD DAYS", "WHY", "BOUND", "INSTEAD", "DECIDE", "WARNING", "ASSUMED", "MEASURE", "CAPS", "SLO",
+    "DEFAULT", "PLAN", "TODAY", "BAD DAYS", "WHY", "BOUND", "INSTEAD", "DECIDE", "WARNING", "ASSUMED", "MEASURE", "CAPS",
+    "SLO",
 )  # fmt: skip
 
 

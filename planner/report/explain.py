@@ -11,13 +11,13 @@ from typing import Any
 
 from planner.candidates.ask import Ask
 from planner.candidates.replica import calibration_of
-from planner.catalog.models import find_model
 from planner.errors import UserError, did_you_mean
 from planner.perf.breakdown import StepBreakdown, step_groups
 from planner.perf.calibration import Calibration
 from planner.perf.deployment import Deployment
 from planner.perf.table import chunk_pairs
 from planner.plan.document import Plan, PoolDoc, ServiceDoc
+from planner.plan.models import model_named
 from planner.report.build import mean_context_tokens, pool_deployment
 from planner.report.console import paragraph, shape_text, table
 from planner.units import show_bytes, show_count, show_time
@@ -80,7 +80,7 @@ def explain(plan: Plan, *, pool: str | None = None) -> tuple[PoolExplanation, ..
 
 def _explain(plan: Plan, service: ServiceDoc, pool: PoolDoc) -> PoolExplanation:
     asked = next(s for s in plan.intent.services if s.name == service.name)
-    ask = Ask(asked, plan.fleet, model=find_model(asked.model), engine_version=service.engine_version)
+    ask = Ask(asked, plan.fleet, model=model_named(plan, asked.model), engine_version=service.engine_version)
     d = pool_deployment(ask, service, pool)
     calib = calibration_of(d)
     running = max(1, round(pool.running_mean))

@@ -187,7 +187,7 @@ def _pool(ask: Ask, service: ChosenService, chosen: ChosenPool, checked: Checked
         classes=tuple(_class(ask, chosen, x, checked) for x in classes),
         cost=sig((price.per_gpu_hour if price else 0.0) * c.gpus * chosen.replicas, 6),
         power=None if gpu.tdp is None else sig(gpu.tdp * c.gpus * chosen.replicas),
-        reasons=pool_reasons(ask, chosen, result, context_tokens=context),
+        reasons={k: _plain(ask, v) for k, v in pool_reasons(ask, chosen, result, context_tokens=context).items()},
     )
     return _Pool(ask, chosen, classes, result, document)
 
@@ -311,10 +311,15 @@ def _service(ask: Ask, chosen: ChosenService, pools: Sequence[_Pool]) -> doc.Ser
         ),
         transfer=_transfer(ask, pair),
         cost=_cost(pools),
-        why=chosen.why,
-        runner_up=chosen.runner_up,
-        bound_by=chosen.bound_by,
+        why=tuple(_plain(ask, w) for w in chosen.why),
+        runner_up=None if chosen.runner_up is None else _plain(ask, chosen.runner_up),
+        bound_by=tuple(_plain(ask, b) for b in chosen.bound_by),
     )
+
+
+def _plain(ask: Ask, text: str) -> str:
+    """Words about a service whose only class nobody named: without the name it was given."""
+    return text.replace("default ", "") if [c.name for c in ask.service.traffic] == ["default"] else text
 
 
 def _transfer(ask: Ask, pair: Sequence[_Pool]) -> doc.TransferDoc | None:

@@ -72,8 +72,7 @@ def _fewer(name: str, pool: Running, lost: int) -> BadDay | None:
     left = pool.replicas - lost
     if left < 1:
         return BadDay(
-            name=name, service=pool.service, load=0.0, misses=("no replica is left until one reloads "
-            f"({show_time(sig(pool.reload_s))})",), method=METHOD,
+            name=name, service=pool.service, load=0.0, misses=(f"every SLO: no replica is left until one reloads ({show_time(sig(pool.reload_s))})",), method=METHOD,
         )  # fmt: skip
     return _day(name, pool, pool.spec, pool.classes, left)
 
@@ -138,10 +137,14 @@ def _day(name: str, pool: Running, spec: PoolSpec, classes: tuple[ClassLoad, ...
             name=name,
             service=pool.service,
             load=sig(min(load, 99.0)),
-            misses=(f"overload: {load:.0%} of what {replicas} replicas can do, the queue grows",),
+            misses=(f"every SLO: overload, {load:.0%} of what {_count(replicas)} can do, the queue grows",),
             method=METHOD,
         )
     return BadDay(name=name, service=pool.service, load=sig(load), misses=_misses(result, classes), method=METHOD)
+
+
+def _count(replicas: int) -> str:
+    return "1 replica" if replicas == 1 else f"{replicas} replicas"
 
 
 def _misses(result: LoadResult, classes: Sequence[ClassLoad]) -> tuple[str, ...]:
@@ -153,7 +156,7 @@ def _misses(result: LoadResult, classes: Sequence[ClassLoad]) -> tuple[str, ...]
             if value > slo.limit_s:
                 who = f"{c.name} " if c.name != "default" else ""
                 found.append(
-                    f"{who}{slo.metric.upper()} {slo.stat} {show_time(sig(value))} MISSES {show_time(slo.limit_s)}"
+                    f"{who}{slo.metric.upper()} {slo.stat} {show_time(sig(value))} (limit {show_time(slo.limit_s)})"
                 )
     return tuple(found)
 

@@ -17,7 +17,8 @@ from planner.plan.document import BadDay, Figure, Plan, PoolDoc, ServiceDoc
 from planner.units import show_money, show_rate, show_time
 
 LABELS = (
-    "DEFAULT", "PLAN", "TODAY", "BAD DAYS", "WHY", "BOUND", "INSTEAD", "DECIDE", "WARNING", "ASSUMED", "MEASURE", "CAPS",
+    "DEFAULT", "PLAN", "TODAY", "BAD DAYS", "WHY", "BOUND", "INSTEAD", "DECIDE", "WARNING", "ASSUMED", "MEASURE",
+    "CAPS",
     "SLO",
 )  # fmt: skip
 
@@ -198,7 +199,7 @@ def _bad_days(days: Sequence[BadDay], width: int) -> str:
     several = len({d.service for d in days}) > 1
     rows = []
     for day in days:
-        verdict = "hold" if not day.misses else "; ".join(day.misses)
+        verdict = "hold" if not day.misses else "MISSES " + "; ".join(day.misses)
         rows.append((day.name, *([day.service] if several else []), f"{day.load:.0%}", verdict))
     return table(
         ("BAD DAYS", *([""] if several else []), "load", "SLOs"), rows, width=width, right=(2 if several else 1,)

@@ -179,7 +179,7 @@ def prove(a: Plan, b: Plan, replan: Replan) -> tuple[Proof, ...]:
             continue
         plan = replan(*inputs)
         undoes: Literal["all", "part", "nothing"] = (
-            "all" if answer(plan) == answer(a) else "nothing" if answer(plan) == answer(b) else "part"
+            "nothing" if answer(plan) == answer(b) else "all" if answer(plan) == answer(a) else "part"
         )
         found.append(Proof(cause, plan.totals.gpus, plan.totals.cost, undoes))
     return tuple(found)

@@ -83,8 +83,8 @@ def facts(plan: Plan) -> list[tuple[str, str, str, str]]:
             "",
         ),
         (
-            "Promises at peak",
-            f"{len(miss)} missed" if miss else ("all met" if limited(plan) else "none made"),
+            "SLOs at peak",
+            f"{len(miss)} missed" if miss else ("all met" if limited(plan) else "none asked"),
             f"of {len(limited(plan))}",
             "bad" if miss else ("good" if limited(plan) else ""),
         ),
@@ -137,7 +137,7 @@ def change_lines(plan: Plan) -> list[str]:
     return [f"Against {c.baseline}: {gpus}, {money}. {restarts}"]
 
 
-SLO_COLUMNS = ("promise", "limit", "predicted", "80% band", "verdict", "checked by")
+SLO_COLUMNS = ("SLO", "limit", "predicted", "80% band", "verdict", "checked by")
 
 
 def _verdict(f: Figure) -> str:
@@ -229,7 +229,7 @@ def distributions(plan: Plan) -> list[tuple[str, list[Quantile], tuple[float, fl
     return found
 
 
-BAD_DAY_COLUMNS = ("what happens", "service", "load", "promises", "by")
+BAD_DAY_COLUMNS = ("what happens", "service", "load", "SLOs", "by")
 
 
 def bad_day_rows(plan: Plan) -> list[Row]:

@@ -39,7 +39,7 @@ from planner.units import show_money
 SECTIONS = (
     ("verdict", "Verdict"),
     ("change", "Change from today"),
-    ("slos", "Promises"),
+    ("slos", "SLOs"),
     ("bad-days", "Bad days"),
     ("odds", "Odds"),
     ("decide", "Decide"),
@@ -92,7 +92,7 @@ def review_markdown(plan: Plan, evidence: Evidence) -> tuple[str, dict[str, str]
     )
     parts.append(md_table(content.POOL_COLUMNS, content.pool_rows(plan), (3, 4, 5, 6)))
     parts += ["## Change from today\n", *(f"{line}\n" for line in content.change_lines(plan))]
-    parts += ["## Promises\n", md_table(content.SLO_COLUMNS, content.slo_rows(plan), (1, 2, 3))]
+    parts += ["## SLOs\n", md_table(content.SLO_COLUMNS, content.slo_rows(plan), (1, 2, 3))]
     if content.promises(plan):
         parts.append(image(slo_chart(_tightest(content.promises(plan)))))
     parts += [image(c) for c in _distributions(plan)]

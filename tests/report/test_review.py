@@ -109,7 +109,7 @@ def test_reading_order(made: dict[str, Any]) -> None:
     wanted = [
         "Capacity review",
         "Change from today",
-        "Promises",
+        "SLOs",
         "Bad days",
         "Odds",
         "What you must decide",
@@ -171,7 +171,7 @@ def test_markdown_says_the_same_with_pictures_beside_it(made: dict[str, Any]) ->
     assert sorted(used) == sorted(images)
     assert all(svg.startswith("<svg") and "var(--" not in svg for svg in images.values())
     assert re.findall(r"^## (.*)$", text, re.MULTILINE)[:5] == [
-        "Change from today", "Promises", "Bad days", "Odds", "What you must decide",
+        "Change from today", "SLOs", "Bad days", "Odds", "What you must decide",
     ]  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def assemble(asked: Asked, solution: Solution, checked: Checked) -> doc.Plan:
         totals=totals,
         change=_change(asked.baseline, services, totals),
         services=tuple(services),
-        bad_days=bad_days([_running(p) for p in pools if p.chosen.candidate.role == "aggregated"]),
+        bad_days=bad_days([_running(p, pools) for p in pools if p.chosen.candidate.role == "aggregated"]),
         decide=_decide(asked, services),
         defaults=asked.assumed,
         assumed=_assumed(by_name, services),
@@ -484,10 +484,12 @@ def _measure_first(services: Sequence[doc.ServiceDoc]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _running(p: _Pool) -> Running:
+def _running(p: _Pool, every: Sequence[_Pool]) -> Running:
     c = p.chosen.candidate
     pool = p.ask.pool(c.fleet_pool)
     per_node = _per_node(pool)
+    used = sum(o.document.gpus for o in every if o.document.fleet_pool == c.fleet_pool)
+    spare = (pool.nodes - pool.reserved_nodes) * per_node - used
     return Running(
         service=p.ask.name,
         pool=p.document.name,
@@ -497,6 +499,7 @@ def _running(p: _Pool) -> Running:
         lost_with_node=max(1, min(p.chosen.replicas, per_node // c.gpus)),
         reload_s=c.memory.weights_bytes * min(c.gpus, per_node) / pool.storage_bandwidth + 60.0,
         max_model_len=c.caps.max_model_len,
+        surge=spare >= c.gpus,
     )
 
 

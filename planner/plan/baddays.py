@@ -39,6 +39,8 @@ class Running:
     reload_s: float
     """Time until a lost replica serves again."""
     max_model_len: int
+    surge: bool
+    """Whether spare GPUs let a rollout start the new replica before it stops the old one."""
 
 
 def bad_days(pools: Sequence[Running]) -> tuple[BadDay, ...]:
@@ -71,9 +73,14 @@ def slower(table: StepTable, factor: float) -> StepTable:
 def _fewer(name: str, pool: Running, lost: int) -> BadDay | None:
     left = pool.replicas - lost
     if left < 1:
+        reload = show_time(sig(pool.reload_s))
         return BadDay(
-            name=name, service=pool.service, load=0.0, misses=(f"every SLO: no replica is left until one reloads ({show_time(sig(pool.reload_s))})",), method=METHOD,
-        )  # fmt: skip
+            name=name,
+            service=pool.service,
+            load=0.0,
+            misses=(f"every SLO: no replica is left until one reloads ({reload})",),
+            method=METHOD,
+        )
     return _day(name, pool, pool.spec, pool.classes, left)
 
 
@@ -82,11 +89,11 @@ def _node(name: str, pool: Running) -> BadDay | None:
 
 
 def _rollout(name: str, pool: Running) -> BadDay | None:
-    return _fewer(name, pool, 1)
+    return _fewer(name, pool, 0 if pool.surge else 1)
 
 
 def _both(name: str, pool: Running) -> BadDay | None:
-    return _fewer(name, pool, pool.lost_with_node + 1)
+    return _fewer(name, pool, pool.lost_with_node + (0 if pool.surge else 1))
 
 
 def _cold(name: str, pool: Running) -> BadDay | None:
@@ -115,7 +122,7 @@ def _slow(name: str, pool: Running) -> BadDay | None:
 
 DAYS = (
     ("a node lost, its replicas reloading", _node),
-    ("a rollout, one replica at a time", _rollout),
+    ("a rollout, replica by replica", _rollout),
     ("a rollout while a node is lost", _both),
     ("cold prefix caches", _cold),
     ("1.5x traffic", _busy),

@@ -35,7 +35,7 @@ if [ -n "${MANIFESTS:-}" ]; then
   if [ -n "${FLEET:-}" ]; then words+=(--fleet "$FLEET"); fi
   code=0
   # shellcheck disable=SC2086  # a list of paths
-  plan assess $MANIFESTS --against "$BASE" "${words[@]}" --format markdown > "$scratch/assess.md" || code=$?
+  plan assess $MANIFESTS --git "$BASE..HEAD" "${words[@]}" --format markdown > "$scratch/assess.md" || code=$?
   if [ "$code" -gt 1 ]; then exit "$code"; fi
   cat "$scratch/assess.md" >> "$out"
   if ! grep -q '^No deployment changes' "$scratch/assess.md"; then changed=true; fi

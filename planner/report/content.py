@@ -24,10 +24,14 @@ class Predicted:
     pool: PoolDoc
     cls: ClassDoc
     figure: Figure
+    alone: bool = False
+    """The plan has one service with one pool and class: its name says nothing."""
 
     @property
     def label(self) -> str:
         """`chat ITL p99`, with pool and class where there are several."""
+        if self.alone:
+            return figure_name(self.figure.metric)
         several = len(self.service.pools) > 1 or len(self.pool.classes) > 1
         who = [self.pool.name if len(self.service.pools) > 1 else self.service.name]
         who += [self.cls.name] if several and self.cls.name not in ("default", self.pool.name) else []
@@ -36,11 +40,12 @@ class Predicted:
 
 def predicted(plan: Plan) -> Iterator[Predicted]:
     """Every figure of the plan in its order."""
+    alone = len(plan.services) == len(plan.services[0].pools) == len(plan.services[0].pools[0].classes) == 1
     for s in plan.services:
         for p in s.pools:
             for c in p.classes:
                 for f in c.figures:
-                    yield Predicted(s, p, c, f)
+                    yield Predicted(s, p, c, f, alone)
 
 
 def limited(plan: Plan) -> list[Predicted]:
@@ -129,7 +134,7 @@ def change_lines(plan: Plan) -> list[str]:
     """What differs from what runs today."""
     c = plan.change
     if c is None:
-        return ["No baseline is named, so nothing is compared with what runs today (baseline: in a service)."]
+        return ["The intent names no baseline, so nothing is compared with what runs today."]
     gpus = f"{abs(c.gpus)} GPUs {'fewer' if c.gpus < 0 else 'more'}" if c.gpus else "as many GPUs"
     more = "less" if c.cost_per_hour < 0 else "more"
     money = f"{show_money(abs(c.cost_per_hour))}/h {more}" if c.cost_per_hour else "the same cost"
@@ -321,7 +326,7 @@ def cost_rows(plan: Plan) -> list[Row]:
             show_money(s.cost.per_million_input_tokens),
             show_money(s.cost.per_million_output_tokens_daily_mean)
             if s.cost.per_million_output_tokens_daily_mean is not None
-            else "no trough given",
+            else "no daily low given",
         )
         for s in plan.services
     ]

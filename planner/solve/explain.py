@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.candidates.candidate import Candidate
-from planner.solve.model import Choices, Limits, fits, select
+from planner.solve.choices import Choices
+from planner.solve.model import Limits, fits, select
 from planner.solve.objective import goals, most_traffic
 from planner.solve.patterns import Pattern, least_alone
 from planner.solve.prepare import Evaluator, Prepared, choices, demand_of, prepare

@@ -14,7 +14,8 @@ from planner.candidates.breakdown import step_note
 from planner.candidates.candidate import Candidate
 from planner.catalog.gpus import Gpu, find_gpu, gpus
 from planner.errors import Exit, UserError
-from planner.solve.model import Choices, fits, most_services
+from planner.solve.choices import Choices
+from planner.solve.model import fits, most_services
 from planner.solve.prepare import Evaluator, Prepared, choices, prepare
 from planner.solve.question import Clause, Question, Relaxation
 from planner.solve.rules import RULES, rule_of

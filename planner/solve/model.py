@@ -10,44 +10,23 @@ services, the hash seed and the number of cores never enter: one worker, fixed s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ortools.sat.python import cp_model
 
+from planner.solve.choices import Choices, Goal
 from planner.solve.packing import Block
 from planner.solve.patterns import Pattern
+from planner.solve.relaxation import cheapest, relax, within
 from planner.solve.rules.fleet_inventory import add_inventory
 from planner.solve.rules.packing import add_packing
 from planner.solve.space import Space
 
-Split = tuple[tuple[str, ...], ...]
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 # Weighted stages stay far inside CP-SAT's 64-bit sums.
 _LARGEST_WEIGHT = 1 << 44
-
-
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """One service: how its classes may be split, and the patterns of every group."""
-
-    service: str
-    splits: tuple[Split, ...]
-    groups: dict[tuple[str, ...], tuple[Pattern, ...]]
-    surge: bool = False
-    stopped: tuple[int, ...] = ()
-    """By split: GPUs of what runs today for class groups that the split does not have."""
-
-    @property
-    def possible(self) -> tuple[Split, ...]:
-        """Splits whose every group has a pattern."""
-        return tuple(s for s in self.splits if all(self.groups.get(g) for g in s))
-
-    @property
-    def patterns(self) -> tuple[Pattern, ...]:
-        used = dict.fromkeys(g for s in self.possible for g in s)
-        return tuple(p for g in used for p in self.groups[g])
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,17 +166,6 @@ def most_services(
     return Outcome(status, chosen, left_out=left)
 
 
-Weigh = Callable[[Pattern], int]
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """One objective: an integer per pattern, and per GPU that a split of classes stops."""
-
-    of: Weigh
-    per_stopped: int = 0
-
-
 def select(
     choices: Sequence[Choices],
     spaces: dict[str, Space],
@@ -215,6 +183,8 @@ def select(
     """
     if not all(c.possible for c in choices):
         return Outcome("infeasible")
+    if sum(len(c.patterns) for c in choices) > PRUNED_ABOVE:
+        choices = _pruned(choices, spaces, by_total, first=first, pack=pack, limits=limits)
     built = _build(choices, spaces, by_total, pack=pack, optional=False)
     model, x, pats = built.model, built.x, built.patterns
     variables = [*x, *(y for y, _ in built.splits)]
@@ -252,6 +222,34 @@ def select(
             break
         model.add(objective == round(solver.objective_value))
     return Outcome("optimal", _patterns(built, picked), best, best, proven)
+
+
+# Below this many patterns CP-SAT alone is as quick.
+PRUNED_ABOVE = 150
+_FIRST_PLAN = 12
+"""Patterns per service to find a first plan among."""
+
+
+def _pruned(
+    choices: Sequence[Choices],
+    spaces: dict[str, Space],
+    by_total: frozenset[str],
+    *,
+    first: Goal,
+    pack: bool,
+    limits: Limits,
+) -> Sequence[Choices]:
+    """Choices without patterns that no optimal plan holds; unchanged where the relaxation cannot tell."""
+    relaxed = relax(choices, spaces, first)
+    if relaxed is None:
+        return choices
+    few = cheapest(choices, relaxed, _FIRST_PLAN)
+    built = _build(few, spaces, by_total, pack=pack, optional=False)
+    built.model.minimize(sum(first.of(p) * v for p, v in zip(built.patterns, built.x, strict=True)))
+    solver = _solver(limits.ties)
+    if _STATUS[int(solver.solve(built.model))] not in ("optimal", "feasible"):
+        return choices
+    return within(choices, relaxed, solver.objective_value - relaxed.bound)
 
 
 def _stages(built: _Built, choices: Sequence[Choices], then: Sequence[Goal]) -> list[list[int]]:

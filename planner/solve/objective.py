@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from planner.solve.model import Goal, Limits, fits
+from planner.solve.choices import Goal
+from planner.solve.model import Limits, fits
 from planner.solve.patterns import MOST_SPARE, Pattern
 from planner.solve.prepare import Prepared, choices
 from planner.solve.question import Question

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from planner.candidates.ask import Ask, class_groups
 from planner.candidates.candidate import Candidate
 from planner.errors import UserError
-from planner.solve.model import Choices
+from planner.solve.choices import Choices
 from planner.solve.packing import block_of, counts_suffice
 from planner.solve.patterns import Demand, Part, Pattern, exact_pattern, patterns
 from planner.solve.question import BaselinePool, Cut, Question

@@ -12,9 +12,10 @@ from planner.candidates.candidate import Candidate, Prediction
 from planner.errors import UserError
 from planner.intent.fleet import Fleet
 from planner.plan.solution import ChosenPool, ChosenService, Solution
+from planner.solve.choices import Choices
 from planner.solve.explain import explain_service
 from planner.solve.infeasible import infeasible, time_limit
-from planner.solve.model import Choices, Limits, Outcome, select
+from planner.solve.model import Limits, Outcome, select
 from planner.solve.objective import goals, most_traffic
 from planner.solve.patterns import Pattern
 from planner.solve.prepare import Evaluate, Evaluator, Prepared, choices, prepare

@@ -377,6 +377,8 @@ def _represent_str(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
         r"[ \t]\n|^\s|[^\S\n]$|\t|\r|[^\x09\x0a\x20-\x7e\xa0-\ud7ff\ue000-\ufffd]", value
     ):
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|")
+    if re.search("[\x85\u2028\u2029\ufeff]", value):  # line breaks to a YAML 1.1 reader, text to a 1.2 one: escaped
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style='"')
     if _AMBIGUOUS.fullmatch(value):
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="'")
     return dumper.represent_scalar("tag:yaml.org,2002:str", value)

@@ -7,6 +7,7 @@ strings are refused (`tests/render/test_templates.py` tries).
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -82,6 +83,12 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "trailing": trailing,
     "indent": indent,
 }
+
+
+@functools.cache
+def shipped_templates() -> Templates:
+    """The templates that ship, compiled once per process."""
+    return Templates()
 
 
 class Templates:

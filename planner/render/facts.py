@@ -193,7 +193,7 @@ def room_for(plan: Plan, pool: PoolDoc, fleet_pool: Pool, *, gpus_per_pod: int, 
     """Whether one more replica fits however the scheduler placed all pods of the fleet pool.
 
     Pods of one size: a free slot is a free slot. Mixed sizes: a node is lost to a pod of g GPUs once more than
-    (node - g) are taken, so at most used / (node - g + 1) nodes are lost.
+    (node - g) are taken, so at most used / (node - g + 1) nodes are lost, and never more than there are pods.
     """
     nodes = fleet_pool.nodes - fleet_pool.reserved_nodes
     others = [p for s in plan.services for p in s.pools if p.fleet_pool == fleet_pool.name]
@@ -202,7 +202,8 @@ def room_for(plan: Plan, pool: PoolDoc, fleet_pool: Pool, *, gpus_per_pod: int, 
         slots = nodes * (gpus_per_node // gpus_per_pod)
         return slots - sum(p.replicas * max(1, p.nodes_per_replica) for p in others) >= pods
     used = sum(p.gpus for p in others)
-    lost = min(nodes, used // (gpus_per_node - gpus_per_pod + 1))
+    standing = sum(p.replicas * max(1, p.nodes_per_replica) for p in others)
+    lost = min(nodes, standing, used // (gpus_per_node - gpus_per_pod + 1))
     return nodes - lost >= pods
 
 

@@ -17,7 +17,9 @@ FOLDER = Path(__file__).resolve().parent.parent / "cases" / "render"
 
 def settled(text: str) -> str:
     """Headers without version and digest: a field added to the plan is not news for every file."""
-    return re.sub(r"llm-deployment-planner [\d.]+ from plan sha256:[0-9a-f]+", "llm-deployment-planner X from plan Y", text)
+    return re.sub(
+        r"llm-deployment-planner [\d.]+ from plan sha256:[0-9a-f]+", "llm-deployment-planner X from plan Y", text
+    )
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

@@ -54,6 +54,11 @@ def causes(a: Plan, b: Plan) -> tuple[Cause, ...]:
     found += _fleet(a, b)
     for path, before, after in _walk(_plain(a.platform), _plain(b.platform), ""):
         found.append(Cause("platform", path, before, after))
+    old_own, new_own = {m.name: m for m in a.own_models}, {m.name: m for m in b.own_models}
+    for name in sorted(old_own.keys() & new_own.keys()):
+        # The user's own config.json changed under the same name.
+        for path, before, after in _walk(_plain(old_own[name]), _plain(new_own[name]), name):
+            found.append(Cause("catalogue", path, before, after))
     if a.digests.catalog != b.digests.catalog:
         found.append(Cause("catalogue", "", *_digests(a.digests.catalog, b.digests.catalog), _model_note(a, b)))
     if a.digests.calibration != b.digests.calibration:

@@ -125,7 +125,7 @@ def distribution_chart(
 ) -> Chart:
     """Latency against the share of requests that are at least as quick, with its band and the promised corner."""
     alt = altair()
-    values = [
+    values: list[dict[str, Any]] = [
         {
             "at": nines(q.share),
             "value": short(q.value_s / unit_s),

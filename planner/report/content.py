@@ -99,7 +99,8 @@ def facts(plan: Plan) -> list[tuple[str, str, str, str]]:
         found.append(("Odds that all hold", f"{t.odds:.0%}", "from the error bands", tone))
     if t.scale is not None:
         found.append(("Traffic carried", show_rate(carried_rate(plan)), "as much as the fleet carries", ""))
-    found.append(("Power", f"{t.power / 1e3:.3g} kW", "bound from TDP", ""))
+    if t.power is not None:
+        found.append(("Power", f"{t.power / 1e3:.3g} kW", "bound from TDP", ""))
     return found
 
 

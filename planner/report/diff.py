@@ -59,12 +59,8 @@ def _changes(a: Plan, b: Plan) -> tuple[Change, ...]:
             f"x{b.totals.scale:.3g}",
             _percent(a.totals.scale, b.totals.scale),
         )
-    add(
-        "power",
-        f"{a.totals.power / 1e3:.1f}kW",
-        f"{b.totals.power / 1e3:.1f}kW",
-        _percent(a.totals.power, b.totals.power),
-    )
+    power = [t.power / 1e3 if t.power is not None else None for t in (a.totals, b.totals)]
+    add("power", *(f"{p:.1f}kW" if p is not None else "unknown" for p in power), _percent(power[0] or 0, power[1] or 0))
     old, new = {s.name: s for s in a.services}, {s.name: s for s in b.services}
     for name in [*old, *(n for n in new if n not in old)]:
         x, y = old.get(name), new.get(name)

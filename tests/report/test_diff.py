@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from planner.documents import dump_yaml
-from planner.plan.document import Plan
+from planner.plan.document import OwnModel, Plan
 from planner.report.causes import causes, revert
 from planner.report.diff import diff
 from planner.report.restarts import config_changes, files, restarts
@@ -224,3 +224,19 @@ def test_config_maps_restart_nothing_and_are_said() -> None:
         ("c.yaml", "changed", 1, 1)
     ]
     assert [f.status for f in files(tree("x"), {})] == ["removed"]
+
+
+def test_an_own_model_whose_config_changed_is_a_cause(make: Make) -> None:
+    def with_config(layers: int) -> Plan:
+        own = OwnModel(name="/models/mine", config={"architectures": ["X"], "num_hidden_layers": layers})
+        return make().model_copy(update={"own_models": (own,)})
+
+    (cause,) = causes(with_config(32), with_config(40))
+    assert str(cause) == "catalogue /models/mine.config.num_hidden_layers: 32 -> 40"
+    assert revert(cause, with_config(32), with_config(40)) is None
+
+
+def test_power_that_is_not_known(make: Make) -> None:
+    a = make()
+    b = a.model_copy(update={"totals": a.totals.model_copy(update={"power": None})})
+    assert [(c.what, c.after) for c in diff(a, b).changes] == [("power", "unknown")]

@@ -59,8 +59,8 @@ def _changes(a: Plan, b: Plan) -> tuple[Change, ...]:
             f"x{b.totals.scale:.3g}",
             _percent(a.totals.scale, b.totals.scale),
         )
-    power = [t.power / 1e3 if t.power is not None else None for t in (a.totals, b.totals)]
-    add("power", *(f"{p:.1f}kW" if p is not None else "unknown" for p in power), _percent(power[0] or 0, power[1] or 0))
+    x_w, y_w = a.totals.power, b.totals.power
+    add("power", _kilowatts(x_w), _kilowatts(y_w), _percent(x_w, y_w) if x_w and y_w else "")
     old, new = {s.name: s for s in a.services}, {s.name: s for s in b.services}
     for name in [*old, *(n for n in new if n not in old)]:
         x, y = old.get(name), new.get(name)
@@ -114,6 +114,10 @@ def _pool(x: PoolDoc | None, y: PoolDoc | None, name: str, found: list[Change]) 
         found.append(Change(f"{name} rate", show_rate(x.rate), show_rate(y.rate), _percent(x.rate, y.rate)))
     if f"{x.load:.0%}" != f"{y.load:.0%}":
         found.append(Change(f"{name} load", f"{x.load:.0%}", f"{y.load:.0%}"))
+
+
+def _kilowatts(power: float | None) -> str:
+    return "unknown" if power is None else f"{power / 1e3:.1f}kW"
 
 
 def _percent(a: float, b: float) -> str:

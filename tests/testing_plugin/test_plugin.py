@@ -121,7 +121,7 @@ def test_a_planner_upgrade_stays_green(tmp_path: Path, monkeypatch: pytest.Monke
 def test_solving_again_holds_the_answer(tmp_path: Path) -> None:
     (tmp_path / "intent.yaml").write_text(
         "services:\n  - name: chat\n    model: meta-llama/Llama-3.1-8B-Instruct\n"
-        "    traffic: {rate: 10/s, input: 3500, output: 500}\n    slo: {itl: 50ms}\n"
+        "    traffic: {rate: 10/s, input: 3500, output: 500}\n    slo: {itl: 50ms}\n    fixed: {tp: 1}\n"
     )
     (tmp_path / "fleet.yaml").write_text((ROOT / "fleets" / "h100.yaml").read_text())
     (tmp_path / "test_answer.py").write_text(

@@ -56,7 +56,7 @@ MODERN = Generation(
         P("hbm_ratio", "shared", 1.07, 0.05),
         P("flop_ratio", "shared", 1.1, 0.15),
         P("moe_flop_ratio", "shared", 0.6, 0.3),
-        P("int4_ratio", "shared", 0.65, 0.2),
+        P("int4_ratio", "shared", 0.5, 0.3),
         P("attention_layer_s", "shared", 18e-6, 0.4),
         P("mla_layer_s", "shared", 25e-6, 0.4),
         P("sparse_layer_s", "shared", 40e-6, 0.5),

@@ -80,6 +80,7 @@ def run(
     setting = setting_of(generation)
     model, theta = fit(data, generation.parameters, setting, rounds=rounds)
     values = {s.label: float(np.exp(t)) for s, t in zip(model.slots, theta, strict=True)}
+    values["pace_ratio"] = model.setting.base.pace_ratio
     predicted = dict(zip(METRICS, model.predict(theta), strict=True))
     real = measured(data)
     anchors = {m: effects(data.rows, np.log(real[m] / predicted[m]), m) for m in METRICS}
@@ -210,7 +211,7 @@ def as_file(f: Fitted) -> CalibrationFile:
 def _changed(g: Generation) -> dict[str, float]:
     """Constants that the generation sets without fitting them."""
     fitted = {p.name for p in g.parameters}
-    skip = fitted | {"kernel_tables", "pace_ratio", "yearly_ratio"}
+    skip = fitted | {"kernel_tables", "pace_ratio"}
     return {n: getattr(g.base, n) for n in g.base.__dataclass_fields__ if n not in skip}
 
 

@@ -140,11 +140,10 @@ def predict(
             ttft[i] = ttft[i] if own is None else own
         made = replace(made, ttft_s=ttft)
     slo = np.array([r.kind == "slo-max" for r in rows], dtype=bool)
-    if slo.any():
-        best = made.output_tok_s * SLO_MAX_RATIO
-        asked = np.array([(r.rate_rps or math.inf) * r.osl_tokens for r in rows])
-        made = replace(made, output_tok_s=np.where(slo, np.minimum(best, asked), made.output_tok_s))
-    return made
+    asked = np.array([(r.rate_rps or math.inf) * r.osl_tokens for r in rows])
+    best = made.output_tok_s * np.where(slo, SLO_MAX_RATIO, 1.0)
+    # No run puts out more than it is asked for.
+    return replace(made, output_tok_s=np.minimum(best, asked))
 
 
 def corrected(rows: Sequence[Row], calibrations: Sequence[Calibration], p: Predicted) -> Predicted:

@@ -16,6 +16,9 @@ _SAME = {
     "deepseek-ai/DeepSeek-V3": "deepseek-ai/DeepSeek-R1",
     "deepseek-ai/DeepSeek-R1-0528": "deepseek-ai/DeepSeek-R1",
 }
+# The engines that were measured on Mistral-7B ran it without its sliding window (TensorRT-LLM keeps the whole cache
+# unless told; the vLLM runs stay below 4,096 tokens): v0.3 is the same shape without one.
+_WITHOUT_WINDOW = {f"mistralai/Mistral-7B{v}": "mistralai/Mistral-7B-Instruct-v0.3" for v in ("", "-v0.1")}
 # Formats a sweep used where no public checkpoint of that precision is in the catalogue.
 _UNIFORM: dict[str, Scheme] = {
     "fp8": "fp8_tensor",
@@ -29,7 +32,8 @@ _UNIFORM: dict[str, Scheme] = {
 @functools.cache
 def model_of(name: str) -> Model:
     """The catalogue's model, with what measurement files add to a name cut off."""
-    return find_model(name.rstrip("?").split(" (")[0])
+    plain = name.rstrip("?").split(" (")[0]
+    return find_model(_WITHOUT_WINDOW.get(plain, plain))
 
 
 @functools.cache

@@ -346,7 +346,7 @@ def _order(question: Instance, patterns: Sequence[Chosen], scale: int | None) ->
         mine = {g: p for s, g, p in patterns if s == a.name}
         names += [tuple(sorted((c.key, n) for c, n in mine.get(g, ()))) for g in groups]
     first = gpus if question.objective == "gpus" else cost + round(question.change_cost * 1e6) * moved
-    return (first, moved, gpus, len(parts), sum(c.deployment.shape.tp for c, _ in parts), used, *names)
+    return (first, moved, gpus, len(parts), sum(c.gpus for c, _ in parts), used, *names)
 
 
 # ---------------------------------------------------------------- the comparison

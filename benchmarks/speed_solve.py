@@ -33,7 +33,10 @@ from planner.intent.document import Service
 from planner.intent.fleet import Fleet
 from planner.solve.solver import solve
 
-GPUS = (("h100-sxm", 8, "$2.95/h"), ("h200-sxm", 8, "$4.5/h"), ("b200-sxm", 8, "$5.5/h"), ("a100-80-sxm", 8, "$1.6/h"), ("l40s", 8, "$1.55/h"))  # fmt: skip
+GPUS = (
+    ("h100-sxm", 8, "$2.95/h"), ("h200-sxm", 8, "$4.5/h"), ("b200-sxm", 8, "$5.5/h"), ("a100-80-sxm", 8, "$1.6/h"),
+    ("l40s", 8, "$1.55/h"),
+)  # fmt: skip
 MODELS = (
     "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.3-70B-Instruct", "Qwen/Qwen3-32B", "Qwen/Qwen3-30B-A3B",
     "openai/gpt-oss-120b", "openai/gpt-oss-20b", "mistralai/Mixtral-8x7B-Instruct-v0.1",
@@ -91,7 +94,9 @@ def toy_asks(count: int, on: Fleet) -> tuple[list[Ask], dict[str, list[Toy]]]:
                 g, tp=tp, most_rps=round(base * tp * e * r.uniform(0.8, 1.2), 3), budget=b,
                 floor_s={"itl": 0.03 / tp**0.8 / speed}, slope_s={"itl": 0.001 / tp},
             )
-            for g, base, speed in (("h100-sxm", 10, 1), ("h200-sxm", 13, 1.3), ("b200-sxm", 22, 2), ("a100-80-sxm", 5, 0.6), ("l40s", 3, 0.3))
+            for g, base, speed in (
+                ("h100-sxm", 10, 1), ("h200-sxm", 13, 1.3), ("b200-sxm", 22, 2), ("a100-80-sxm", 5, 0.6), ("l40s", 3, 0.3),
+            )
             for tp, e in ((1, 1.0), (2, 0.95), (4, 0.85), (8, 0.7))
             for b in (512, 1024, 2048)
         ]  # fmt: skip

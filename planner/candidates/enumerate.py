@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from planner.candidates.ask import Ask, class_groups
 from planner.candidates.candidate import Candidate, Caps, Load, key_prefix
-from planner.candidates.carry import Promises, carried
+from planner.candidates.carry import Probe, Promises, carried
 from planner.candidates.handover import decode_slos, prefill_slos
 from planner.candidates.margins import margins_of
 from planner.candidates.replica import (
@@ -47,8 +47,6 @@ from planner.perf.memory import Memory
 from planner.perf.rules import check_shape
 from planner.perf.traffic import ClassLoad
 
-# Light enough that nothing queues: what a replica reaches here is the best it ever reaches.
-_IDLE_RATIO = 1e-3
 _CAPS = re.compile(r"^ b(\d+) s(\d+) (aggregated|prefill|decode)$")
 
 
@@ -58,9 +56,9 @@ def candidates(ask: Ask) -> tuple[Candidate, ...]:
     refused: list[str] = []
     longest = longest_request(ask)
     groups = tuple(dict.fromkeys(g for s in class_groups(tuple(n for n, _ in ask.rates)) for g in s))
-    for place in _places(ask):
+    for place in places(ask):
         seen = _Seen()
-        here = list(_layouts(ask, place, longest, refused))
+        here = list(layouts(ask, place, longest, refused))
         for group in groups:
             for role in roles_of(ask, place.hardware):
                 seen.rivals.clear()
@@ -72,7 +70,9 @@ def candidates(ask: Ask) -> tuple[Candidate, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
+    """A pool with free nodes."""
+
     pool: Pool
     hardware: Hardware
     gpus: int
@@ -80,7 +80,10 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class Layout:
+    """One checkpoint, cache format and parallel shape on one pool's GPUs."""
+
+    hardware: Hardware
     checkpoint: Checkpoint
     kv_dtype: KvDtype
     shape: Shape
@@ -117,7 +120,7 @@ def roles_of(ask: Ask, hw: Hardware) -> tuple[Role, ...]:
     return apart if wanted == "disaggregated" else ("aggregated", *apart)
 
 
-def _places(ask: Ask) -> Iterator[_Place]:
+def places(ask: Ask) -> Iterator[Place]:
     """Pools with free nodes whose GPU may be chosen."""
     fixed = find_gpu(ask.service.fixed.gpu).id if ask.service.fixed.gpu is not None else None
     for pool in sorted(ask.fleet.pools, key=lambda p: p.name):
@@ -129,22 +132,22 @@ def _places(ask: Ask) -> Iterator[_Place]:
             continue
         hw = hardware_of(pool)
         price = 0.0 if pool.price is None or pool.price.committed else pool.price.per_gpu_hour
-        yield _Place(pool, hw, free * hw.gpus_per_node, price)
+        yield Place(pool, hw, free * hw.gpus_per_node, price)
 
 
-def _layouts(ask: Ask, place: _Place, longest: int, refused: list[str]) -> list[_Layout]:
+def layouts(ask: Ask, place: Place, longest: int, refused: list[str]) -> list[Layout]:
     """Layouts that the engine runs and that hold one longest request."""
-    found: list[_Layout] = []
+    found: list[Layout] = []
     for precision in precisions_of(ask):
         checkpoint = checkpoint_for(model_of(ask), precision)
         for kv_dtype in kv_dtypes_of(ask, checkpoint):
             arch, fixed = arch_of(model_of(ask)), ask.service.fixed
             reasons: dict[str, str] = {}
-            fitting: list[_Layout] = []
+            fitting: list[Layout] = []
             for make in (shapes, staged_shapes):
                 if not fitting:
                     made = make(arch, place.hardware, pool_gpus=place.gpus, fixed=fixed)
-                    layouts = [_Layout(checkpoint, kv_dtype, s) for s in made]
+                    layouts = [Layout(place.hardware, checkpoint, kv_dtype, s) for s in made]
                     fitting = [x for x in layouts if _runs(ask, place, x, longest=longest, reasons=reasons)]
             if not fitting and reasons:
                 label, reason = list(reasons.items())[-1]
@@ -153,7 +156,7 @@ def _layouts(ask: Ask, place: _Place, longest: int, refused: list[str]) -> list[
     return found
 
 
-def _runs(ask: Ask, place: _Place, layout: _Layout, *, longest: int, reasons: dict[str, str]) -> bool:
+def _runs(ask: Ask, place: Place, layout: Layout, *, longest: int, reasons: dict[str, str]) -> bool:
     shape = layout.shape
     d = _deployment(ask, place, layout, "aggregated")
     refusals = check_shape(d)
@@ -167,14 +170,14 @@ def _runs(ask: Ask, place: _Place, layout: _Layout, *, longest: int, reasons: di
     return m.fits
 
 
-def _deployment(ask: Ask, place: _Place, layout: _Layout, role: Role) -> Deployment:
+def _deployment(ask: Ask, place: Place, layout: Layout, role: Role) -> Deployment:
     return deployment_of(
         ask, place.hardware, checkpoint=layout.checkpoint, kv_dtype=layout.kv_dtype, shape=layout.shape, role=role
     )
 
 
 def _sized(
-    ask: Ask, place: _Place, layout: _Layout, *, group: tuple[str, ...], role: Role, longest: int, seen: _Seen
+    ask: Ask, place: Place, layout: Layout, *, group: tuple[str, ...], role: Role, longest: int, seen: _Seen
 ) -> Iterator[Candidate]:
     """One layout with every pair of caps."""
     d = _deployment(ask, place, layout, role)
@@ -190,6 +193,7 @@ def _sized(
         promised = {c.name: c.slos for c in classes}
     if promised is None:
         return
+    promises = Promises(promised, margins)
     ready: list[_Ready] = []
     replicas = max(1, place.gpus // d.shape.gpus) if _hits_depend_on_replicas(classes) else 1
     for seqs, budget, early, wanted in _caps(ask, place, d, classes=classes, margins=margins, longest=longest):
@@ -198,26 +202,25 @@ def _sized(
         )
         if m.fits:
             model = LoadModel(spec_of(ask, d, m, budget=budget, seqs=seqs, replicas=replicas), classes)
-            ready.append((not early, -model.lambda_max, seqs, budget, wanted, model, m))
-    promises = Promises(promised, margins)
-    for _, _, seqs, budget, wanted, model, m in _ordered(ready, promises, ask.service.load_cap):
+            ready.append((not early, -model.lambda_max, seqs, budget, wanted, Probe(model, promises), m))
+    for _, _, seqs, budget, wanted, probe, m in _ordered(ready, ask.service.load_cap):
         made = _evaluated(
-            ask, place, layout, d=d, m=m, model=model, promises=promises, seqs=seqs,
+            ask, place, layout, d=d, m=m, probe=probe, seqs=seqs,
             budget=budget, longest=longest, seen=seen, wanted=wanted,
         )  # fmt: skip
         if made is not None:
             yield made
 
 
-_Ready = tuple[bool, float, int, int, bool, LoadModel, Memory]
-"""Not from promises, -lambda_max, seqs, budget, wanted, model, memory."""
+_Ready = tuple[bool, float, int, int, bool, Probe, Memory]
+"""Not from promises, -lambda_max, seqs, budget, wanted, probe, memory."""
 
 
 _LOOKED_AT = 3
 """Of the most stable pairs: where these miss at the load cap, the rest rarely holds."""
 
 
-def _ordered(ready: list[_Ready], promises: Promises, load_cap: float) -> list[_Ready]:
+def _ordered(ready: list[_Ready], load_cap: float) -> list[_Ready]:
     """The pair of caps that is likely best first: it settles the others with one evaluation each.
 
     Where promises hold at the load cap of the most stable pair, nothing else carries more; else the pairs that the
@@ -225,13 +228,13 @@ def _ordered(ready: list[_Ready], promises: Promises, load_cap: float) -> list[_
     """
     by_rate = sorted(ready, key=lambda r: r[1:4])
     for i, r in enumerate(by_rate[:_LOOKED_AT]):
-        if not promises.metrics or not promises.miss(r[5], load_cap * r[5].lambda_max):
+        if not r[5].miss(load_cap * r[5].model.lambda_max):
             return [r, *by_rate[:i], *by_rate[i + 1 :]]
     return sorted(ready, key=lambda r: r[:4])
 
 
 def _caps(
-    ask: Ask, place: _Place, d: Deployment, *, classes: Sequence[ClassLoad], margins: dict[str, float], longest: int
+    ask: Ask, place: Place, d: Deployment, *, classes: Sequence[ClassLoad], margins: dict[str, float], longest: int
 ) -> list[tuple[int, int, bool, bool]]:
     """(max_num_seqs, max_num_batched_tokens, whether promises gave it, whether it must stay in) to evaluate."""
     fixed = ask.service.fixed
@@ -272,13 +275,12 @@ _PREFILL_BUDGETS = (2048, 4096, 8192, 16384)
 
 def _evaluated(
     ask: Ask,
-    place: _Place,
-    layout: _Layout,
+    place: Place,
+    layout: Layout,
     *,
     d: Deployment,
     m: Memory,
-    model: LoadModel,
-    promises: Promises,
+    probe: Probe,
     seqs: int,
     budget: int,
     longest: int,
@@ -287,32 +289,30 @@ def _evaluated(
 ) -> Candidate | None:
     """The candidate, or None where another that takes the same GPUs is better in everything."""
     service = ask.service
-    rivals = seen.rivals.setdefault((d.shape, d.precision, d.kv_dtype), [])
-    degraded_cap = service.degraded_cap if service.survive != "none" else service.load_cap
-    most = (service.load_cap * model.lambda_max, degraded_cap * model.lambda_max)
-    if not wanted and any(r.planned_rps > most[0] and r.degraded_rps > most[1] for r in rivals):
-        return None
-    if not model.longest_fits or (not wanted and any(promises.miss(model, r.planned_rps) for r in rivals)):
-        return None
-    idle = model.evaluate(model.lambda_max * _IDLE_RATIO, metrics=promises.metrics)
-    best = {
-        f"{c.name} {s.key}": c.value(s) * (1 + promises.margins.get(s.metric, 0.0))
-        for c in idle.classes
-        for s in promises.slos.get(c.name, ())
-    }
-    if idle.misses(promises.slos, promises.margins) > 0:
-        if rivals and not wanted:
-            return None
-        load = Load(model.lambda_max, 0.0, 0.0, 0.0, _worst(best, promises.slos))
-    else:
-        load = carried(model, promises, load_cap=service.load_cap, degraded_cap=degraded_cap)
-        if load.planned_rps > 0:
-            rivals.append(load)
-    floor = service.accuracy_floor
+    # Of the same GPUs, whatever their layout: what carries less is worse in everything that a rule reads. Prefill and
+    # decode must also agree on checkpoint and cache format.
+    pair = () if d.role == "aggregated" else (d.precision, d.kv_dtype)
     accuracy = layout.checkpoint.accuracy.value
+    floor = service.accuracy_floor
+    marks = ("accuracy-floor",) if floor is not None and accuracy < floor else ()
+    rivals = seen.rivals.setdefault((d.shape.gpus, *pair, *marks), [])
+    top = probe.model.lambda_max
+    degraded_cap = service.degraded_cap if service.survive != "none" else service.load_cap
+    if not wanted:
+        if any(r.planned_rps > service.load_cap * top and r.degraded_rps > degraded_cap * top for r in rivals):
+            return None
+        if any(r.planned_rps < top * 0.999 and probe.miss(r.planned_rps) for r in rivals):
+            return None
+    if not probe.model.longest_fits:
+        return None
+    load = carried(probe, load_cap=service.load_cap, degraded_cap=degraded_cap)
+    if load.planned_rps > 0:
+        rivals.append(load)
+    elif rivals and not wanted:
+        return None
     return Candidate(
         service=ask.name,
-        class_names=tuple(c.name for c in model.classes),
+        class_names=tuple(c.name for c in probe.model.classes),
         role=d.role,
         fleet_pool=place.pool.name,
         deployment=d,
@@ -323,8 +323,8 @@ def _evaluated(
         nodes=nodes_of(d.shape, place.hardware),
         dollars_per_hour=place.dollars_per_gpu_hour * d.shape.gpus,
         accuracy_prior=accuracy,
-        best_s=best,
-        rejected_by=("accuracy-floor",) if floor is not None and accuracy < floor else (),
+        best_s=probe.best_s(),
+        rejected_by=marks,
     )
 
 
@@ -334,11 +334,6 @@ def _hits_depend_on_replicas(classes: Sequence[ClassLoad]) -> bool:
     How many there will be is what is being decided, so the whole pool is assumed: the hits counted on are the fewest.
     """
     return any(c.hits.routing == "round-robin" and (c.hits.traced or c.lengths.turns > 1) for c in classes)
-
-
-def _worst(best: dict[str, float], promised: dict[str, tuple[Slo, ...]]) -> str:
-    ratios = [(best[f"{name} {s.key}"] / s.limit_s, f"{name} {s.key}") for name, slos in promised.items() for s in slos]
-    return max(ratios)[1] if ratios else "load-cap"
 
 
 def _nothing_runs(ask: Ask, refused: Sequence[str]) -> UserError:

@@ -53,7 +53,7 @@ class Pattern:
     restarted_gpus: int
     gpus: int
     tp: int
-    """Sum over its shapes: the tie-break prefers small groups."""
+    """GPUs of one replica, summed over its shapes: the tie-break prefers small groups (TP, PP and attention-DP)."""
     spare_ppm: int
     """What it carries over what is asked, in millionths, at most `MOST_SPARE`."""
     use: tuple[tuple[Block, int], ...]
@@ -128,8 +128,7 @@ def undominated(candidates: Sequence[Candidate], protected: frozenset[str] = fro
 
 def _first(a: Candidate, b: Candidate) -> bool:
     """Whether `a` comes before `b` in the tie-breaks, given that it carries no less."""
-    at, bt = a.deployment.shape.tp, b.deployment.shape.tp
-    return at < bt or (at == bt and (a.load.planned_rps > b.load.planned_rps or a.key <= b.key))
+    return a.load.planned_rps > b.load.planned_rps or a.key <= b.key
 
 
 def spare_ppm(capacity_urps: int, rate_urps: int) -> int:
@@ -306,7 +305,7 @@ def exact_pattern(
         cost_udollars=sum(p.replicas * cost_udollars(p.candidate.dollars_per_hour) for p in chosen),
         restarted_gpus=restarted(chosen, baseline),
         gpus=sum(p.replicas * p.candidate.gpus for p in chosen),
-        tp=sum(p.candidate.deployment.shape.tp for p in chosen),
+        tp=sum(p.candidate.gpus for p in chosen),
         spare_ppm=min(
             spare_ppm(
                 sum(p.replicas * capacity_urps(p.candidate.load.planned_rps) for p in chosen if p.candidate.role == r),
@@ -395,7 +394,7 @@ def _keep_best(
                 for row in r.counts
             ]
         ties[start:stop, 0] = len(r.candidates)
-        ties[start:stop, 1] = sum(c.deployment.shape.tp for c in r.candidates)
+        ties[start:stop, 1] = sum(c.gpus for c in r.candidates)
         ties[start:stop, 2] = -_spare(r, demand.rate_urps)
         for place, j in enumerate(order):
             ties[start:stop, 3 + 2 * place] = rank[r.candidates[j].key]

@@ -122,7 +122,8 @@ def step_groups(
         link = total - without(replace(c, allreduce_ratio=0.0, alltoall_ratio=0.0))
         found.append(OpGroup("collectives", link, 0.0, 0.0, "link", None, "collective tables x fit"))
     traffic = total - without(replace(c, traffic_ratio=0.0))
-    moved = ops.traffic_bytes_per_token * m
+    # Where activations cost no time (the pure roofline) their bytes are not part of the picture either.
+    moved = ops.traffic_bytes_per_token * m if c.traffic_ratio else 0.0
     found.append(OpGroup("activations", traffic, moved, 0.0, "memory", None, "fit"))
     host = total - without(replace(c, host_step_s=0.0, host_seq_s=0.0))
     found.append(OpGroup("host: scheduler, sampling", host, 0.0, 0.0, "host", None, "fit"))

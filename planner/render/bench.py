@@ -6,6 +6,7 @@ Clients differ in what their lengths mean: vLLM's random data is uniform around 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import dataclass
@@ -49,6 +50,10 @@ class LoadTest:
     output_stdev: int
     goodput_vllm: tuple[str, ...]
     goodput_aiperf: str
+    guidellm_backend: str
+    """The rest of a JSON text that begins with the server's address."""
+    guidellm_tokenizer: str
+    guidellm_data: str
     max_tokens: int
 
 
@@ -151,8 +156,26 @@ def _load_test(
         output_stdev=round(osl * out_cv),
         goodput_vllm=tuple(vllm_goodput[k] for k in sorted(vllm_goodput)),
         goodput_aiperf=" ".join(f"{aiperf[m]}:{in_ms[m]}" for m in sorted(in_ms) if m in aiperf),
+        guidellm_backend='",' + compact({"model": f.service.model.id, "request_format": "/v1/completions"})[1:],
+        guidellm_tokenizer=compact({"kind": "huggingface_auto", "model": f.service.model.repo}),
+        guidellm_data=compact(_synthetic(isl, osl, round(isl * in_cv), round(osl * out_cv))),
         max_tokens=min(p.pool.max_model_len for p in pools),
     )
+
+
+def compact(data: dict[str, Any]) -> str:
+    """JSON on one line, keys as given."""
+    return json.dumps(data, separators=(",", ":"))
+
+
+def _synthetic(isl: int, osl: int, isl_stdev: int, osl_stdev: int) -> dict[str, Any]:
+    """GuideLLM's synthetic data; a deviation of zero is left out, it takes only positive ones."""
+    data: dict[str, Any] = {"kind": "synthetic_text", "prompt_tokens": isl, "output_tokens": osl}
+    if isl_stdev:
+        data["prompt_tokens_stdev"] = isl_stdev
+    if osl_stdev:
+        data["output_tokens_stdev"] = osl_stdev
+    return data
 
 
 def bench_artefacts(pools: list[PoolFacts]) -> list[Artefact]:

@@ -252,7 +252,7 @@ def _vllm_args(f: PoolFacts) -> tuple[Arg, ...]:
         arg("--max-num-seqs", p.max_num_seqs, f.why("max_num_seqs")),
         arg("--max-num-batched-tokens", p.max_num_batched_tokens, f.why("max_num_batched_tokens")),
         arg("--gpu-memory-utilization", p.gpu_memory_utilization, f.why("memory", "gpu_memory_utilization")),
-        arg("--max-cudagraph-capture-size", p.graph_sizes_max, f.why("graph_sizes_max", "cuda_graphs")),
+        arg("--max-cudagraph-capture-size", vllm.graph_tokens(f), f.why("graph_sizes_max", "cuda_graphs")),
     ]
     if any(c.prefix_cache is not None for c in f.intent.traffic):
         args.append(arg("--enable-prefix-caching", None, f.why("prefix_cache")))

@@ -40,7 +40,7 @@ GONE = {
     },
 }
 # Allowed values where the parser has no list of choices but the engine does (engines' own later checks).
-VALUES = {
+VALUES: dict[tuple[str, str], Sequence[str]] = {
     ("vllm", "--kv-cache-dtype"): [
         "auto",
         "float16",

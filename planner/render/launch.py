@@ -98,10 +98,10 @@ def _config(f: PoolFacts, args: tuple[Arg, ...]) -> dict[str, Any]:
         lines.append(ConfigLine(key, value, a.why))
     check_config(f.engine, {line.key: line.value for line in lines})
     command = " ".join(f.engine.command)
-    return {
-        "use": f"use: {command} --config {f.name}.config.yaml (two words; --config=FILE is ignored)",
-        "lines": lines,
-    }
+    use = f"use: {command} --config {f.name}.config.yaml (two words; --config=FILE is ignored)"
+    if f.multi_node:
+        use += "; a node's rank and its leader's address stay on the command line, see the script"
+    return {"use": use, "lines": lines}
 
 
 def _typed(f: PoolFacts, flag: str, text: str) -> Any:

@@ -99,8 +99,13 @@ def _caps(f: PoolFacts) -> list[Arg]:
         arg("--max-num-seqs", p.max_num_seqs, f.why("max_num_seqs")),
         arg("--max-num-batched-tokens", p.max_num_batched_tokens, f.why("max_num_batched_tokens")),
         arg("--gpu-memory-utilization", p.gpu_memory_utilization, f.why("memory", "gpu_memory_utilization")),
-        arg("--max-cudagraph-capture-size", p.graph_sizes_max, f.why("graph_sizes_max", "cuda_graphs")),
+        arg("--max-cudagraph-capture-size", graph_tokens(f), f.why("graph_sizes_max", "cuda_graphs")),
     ]
+
+
+def graph_tokens(f: PoolFacts) -> int:
+    """Largest captured batch in tokens, as vLLM counts: a sequence that verifies k draft tokens brings k + 1."""
+    return f.pool.graph_sizes_max * (1 + (f.service.speculation.tokens if f.service.speculation else 0))
 
 
 def _features(f: PoolFacts) -> list[Arg]:

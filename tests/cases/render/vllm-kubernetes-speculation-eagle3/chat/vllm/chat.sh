@@ -21,7 +21,7 @@ exec vllm serve \
   --max-num-seqs=96 \
   --max-num-batched-tokens=2048 \
   --gpu-memory-utilization=0.9 \
-  --max-cudagraph-capture-size=96 \
+  --max-cudagraph-capture-size=384 \
   --speculative-config='{"method":"eagle3","model":"yuhuili/EAGLE3-LLaMA3.1-Instruct-8B","num_speculative_tokens":3}' \
   --custom-histogram-buckets='{"time_to_first_token":[0.001,0.005,0.01,0.02,0.04,0.06,0.08,0.1,0.25,0.5,0.75,0.8,1.0,2.5,5.0,7.5,10.0,20.0,40.0,80.0,160.0,640.0,2560.0]}' \
   --shutdown-timeout=45 \

@@ -135,27 +135,30 @@ def backlog_chain(
     )
 
 
-def _stationary(chain: Floats, down: int) -> Floats:
-    """Stationary distribution of a chain that falls at most `down` states at a time (Grassmann, Taksar, Heyman).
+_BLOCK = 16
 
-    States are eliminated from the top; row n reaches no further down than n - down, so each elimination touches
-    `down` columns. No subtraction, hence exact tails; and no LAPACK, whose threads cost more than they bring here.
+
+def _stationary(chain: Floats, down: int) -> Floats:
+    """Stationary distribution of a chain that falls at most `down` states at a time, by elimination from the top.
+
+    Sixteen states at a time are censored away: P_AA + P_Ab (I - P_bb)^-1 P_bA, and pi_b = pi_A P_Ab (I - P_bb)^-1
+    afterwards. A block reaches no further down than its first state - down, so few columns change. (One large solve
+    would let LAPACK start threads, which cost more than they bring at this size.)
     """
-    p = np.asfortranarray(chain)
+    p = chain.copy()
     size = len(p)
+    starts = list(range(1, size, _BLOCK))
     shares = []
-    for n in range(size - 1, 0, -1):
-        low = max(n - down, 0)
-        row = p[n, low:n]
-        share = p[:n, n] / max(float(row.sum()), 1e-300)
-        p[:n, low:n] += share[:, None] * row
+    for start in reversed(starts):
+        end = min(start + _BLOCK, size)
+        low = max(start - down, 0)
+        share = p[:start, start:end] @ np.linalg.inv(np.eye(end - start) - p[start:end, start:end])
+        p[:start, low:start] += share @ p[start:end, low:start]
         shares.append(share)
     pi = np.zeros(size)
     pi[0] = 1.0
-    for n in range(1, size):
-        pi[n] = float(np.dot(pi[:n], shares[size - 1 - n]))
-        if pi[n] > 1e200:
-            # An overloaded chain grows geometrically: only ratios matter.
-            pi[: n + 1] /= pi[n]
+    for start, share in zip(starts, reversed(shares), strict=True):
+        pi[start : start + share.shape[1]] = pi[:start] @ share
+    pi = np.maximum(pi, 0.0)
     total: Floats = pi / pi.sum()
     return total

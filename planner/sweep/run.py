@@ -188,7 +188,7 @@ def _dask(base: Base, todo: Sequence[Point], scheduler: str) -> Iterator[tuple[P
     with client:
         # A worker that dies takes no point with it: the scheduler gives its tasks to another (twice per point at most).
         futures = {client.submit(run_point, base, p, key=f"plan-{p.key(base.plain())}", retries=2): p for p in todo}
-        for future in arriving(futures):
+        for future in arriving(futures, loop=client.loop):
             yield futures[future], future.result()
 
 

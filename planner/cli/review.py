@@ -29,17 +29,17 @@ def review(plan_file: Path, out: Path) -> None:
     plan = load(plan_file)
     evidence = build_evidence(plan)
     if out.suffix == ".html":
-        _write(out, review_html(plan, evidence))
+        write(out, review_html(plan, evidence))
         click.echo(f"wrote {out}", err=True)
         return
     text, charts = review_markdown(plan, evidence)
     for name, svg in charts.items():
-        _write(out.parent / name, svg)
-    _write(out, text)
+        write(out.parent / name, svg)
+    write(out, text)
     click.echo(f"wrote {out} and {len(charts)} charts", err=True)
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
     """Old file or new file, never half of one."""
     temporary = path.with_name(path.name + ".tmp")
     try:

@@ -93,8 +93,8 @@ def _text(f: ServiceFronts, width: int) -> str:
     money = f"{show_money(f.chosen_dollars_per_million_tokens)}"
     ttft = show_time(f.chosen_ttft_p99_s) if f.chosen_ttft_p99_s is not None else "-"
     chosen = (
-        f"{f.chosen_label} (the plan)", "", "", f"{f.chosen_user_tokens_per_s:.0f}", f"{f.chosen_gpu_tokens_per_s:,.0f}",
-        ttft, money,
+        f"{f.chosen_label} (the plan)", "", "", f"{f.chosen_user_tokens_per_s:.0f}",
+        f"{f.chosen_gpu_tokens_per_s:,.0f}", ttft, money,
     )  # fmt: skip
     headers = ("one replica", "budget", "rate", "tok/s a user", "tok/s a GPU", "TTFT p99", "$/M out")
     right = (1, 2, 3, 4, 5, 6)

@@ -232,7 +232,7 @@ def _vllm_args(f: PoolFacts) -> tuple[Arg, ...]:
     s, p = f.pool.shape, f.pool
     dtype, kv = vllm.precision_words(f)
     args = [
-        arg("--model", access.reference),
+        arg("--model", access.reference, f.why("precision")),
         arg("--served-model-name", plain(f.service.model.id, "model id")),
         arg("--tensor-parallel-size", s.tp, f.why("tensor_parallel", "shape")),
         arg("--pipeline-parallel-size", s.pp, f.why("pipeline_parallel")),
@@ -245,7 +245,7 @@ def _vllm_args(f: PoolFacts) -> tuple[Arg, ...]:
             raise not_supported(f"all-to-all backend {p.all2all} with target dynamo")
     args.append(arg("--dtype", dtype))
     if f.service.model.online_quantization is not None:
-        args.append(arg("--quantization", f.service.model.online_quantization, f.why("precision")))
+        args.append(arg("--quantization", f.service.model.online_quantization))
     args += [
         arg("--kv-cache-dtype", kv, f.why("kv_dtype")),
         arg("--max-model-len", p.max_model_len, f.why("max_model_len")),
@@ -276,7 +276,7 @@ def _sglang_args(f: PoolFacts) -> tuple[Arg, ...]:
     tp = s.tp * ranks
     dtype, kv = vllm.precision_words(f)
     args = [
-        arg("--model-path", access.reference),
+        arg("--model-path", access.reference, f.why("precision")),
         arg("--served-model-name", plain(f.service.model.id, "model id")),
         arg("--tp-size", tp, f.why("tensor_parallel", "shape")),
         arg("--pp-size", s.pp, f.why("pipeline_parallel")),
@@ -291,7 +291,7 @@ def _sglang_args(f: PoolFacts) -> tuple[Arg, ...]:
         args.append(arg("--ep-size", tp, f.why("expert_parallel")))
     args.append(arg("--dtype", dtype))
     if f.service.model.online_quantization is not None:
-        args.append(arg("--quantization", f.service.model.online_quantization, f.why("precision")))
+        args.append(arg("--quantization", f.service.model.online_quantization))
     args += [
         arg("--kv-cache-dtype", "fp8_e4m3" if kv == "fp8" else "auto", f.why("kv_dtype")),
         arg("--context-length", p.max_model_len, f.why("max_model_len")),

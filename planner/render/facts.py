@@ -15,7 +15,7 @@ from planner.intent.document import Service
 from planner.intent.fleet import Pool, Toleration
 from planner.plan.document import Plan, PoolDoc, ServiceDoc
 from planner.render.files import refused
-from planner.render.text import dns_name, object_name
+from planner.render.text import LABEL_VALUE, QUALIFIED_NAME, dns_name, object_name
 
 GIB = 2**30
 SHM_ONE_GPU = 2 * GIB
@@ -160,6 +160,7 @@ def pool_facts(plan: Plan, service: ServiceDoc, pool: PoolDoc) -> PoolFacts:
             f"how Kubernetes counts {gpu.id} is not known",
             f"set kubernetes.gpu_resource in pool {fleet_pool.name!r} of the fleet file",
         )
+    check_words(selector, (resource, kubernetes.rdma_resource), fleet_pool.name)
     used = sum(p.gpus for s in plan.services for p in s.pools if p.fleet_pool == fleet_pool.name)
     return PoolFacts(
         service=service,
@@ -205,6 +206,16 @@ def room_for(plan: Plan, pool: PoolDoc, fleet_pool: Pool, *, gpus_per_pod: int, 
     standing = sum(p.replicas * max(1, p.nodes_per_replica) for p in others)
     lost = min(nodes, standing, used // (gpus_per_node - gpus_per_pod + 1))
     return nodes - lost >= pods
+
+
+def check_words(selector: dict[str, str], resources: tuple[str | None, ...], pool: str) -> None:
+    """Labels and resource names of a fleet file, before an API server refuses them."""
+    for key, value in selector.items():
+        if not QUALIFIED_NAME.match(key) or not LABEL_VALUE.match(value):
+            raise refused("bad-label", f"fleet pool {pool!r}: {key[:70]!r}: {value[:70]!r} is no node label")
+    for name in resources:
+        if name is not None and not QUALIFIED_NAME.match(name):
+            raise refused("bad-resource", f"fleet pool {pool!r}: {name[:70]!r} is no resource name")
 
 
 def _tolerations(resource: str) -> tuple[Toleration, ...]:

@@ -38,8 +38,10 @@ def launch_artefacts(f: PoolFacts) -> list[Artefact]:
     folder = PurePosixPath(f.service.name) / f.engine.engine
     args = engine_args(f)
     return [
-        Artefact(folder / f"{f.name}.sh", f"{f.engine.engine}/launch.sh.j2", _script(f, args), executable=True),
-        Artefact(folder / f"{f.name}.config.yaml", f"{f.engine.engine}/config.yaml.j2", _config(f, args)),
+        Artefact(
+            folder / f"{f.name}.sh", f"{f.engine.engine}/launch.sh.j2", {"launch": _script(f, args)}, executable=True
+        ),
+        Artefact(folder / f"{f.name}.config.yaml", f"{f.engine.engine}/config.yaml.j2", {"launch": _config(f, args)}),
     ]
 
 

@@ -214,13 +214,18 @@ def alerts(v: View) -> tuple[Alert, ...]:
         found.append(
             Alert(
                 camel(v.key, "replicas-missing"),
-                f"count({m['running']}{{{v.match}}}) < {v.replicas} or absent({m['running']}{{{v.match}}})",
+                f"{pods(v)} < {v.replicas} or absent({m['running']}{{{v.match}}})",
                 "15m",
                 "critical",
                 f"{v.title}: fewer than {v.replicas} replicas report",
             )
         )
     return tuple(found)
+
+
+def pods(v: View) -> str:
+    """How many pods report; a replica with data parallelism reports once per rank."""
+    return f"count(count by (pod) ({v.metrics['running']}{{{v.match}}}))"
 
 
 def panels(views: list[View]) -> tuple[Panel, ...]:
@@ -250,8 +255,10 @@ def panels(views: list[View]) -> tuple[Panel, ...]:
                 Series(f"vector({number(float(figure.value))})", "planned"),
                 Series(f"vector({number(float(figure.limit))})", "limit"),
             )
+        # the frontend's figure is the whole service's
+        mean = f"sum({v.metrics['running']}{{{v.match}}})" + (f" / {pods(v)}" if v.engine is not None else "")
         running = [
-            Series(f"avg({v.metrics['running']}{{{v.match}}})", "actual, mean of replicas"),
+            Series(mean, "actual" if v.engine is None else "actual, mean of replicas"),
             Series(f"vector({number(float(v.running_mean))})", "planned"),
         ]
         if v.cap is not None:
@@ -286,7 +293,7 @@ def pool_view(f: PoolFacts) -> View:
         engine=f.engine,
         replicas=f.pool.replicas if f.plan.platform.autoscaling == "none" else 1,
         rate=f.pool.rate,
-        cap=f.pool.max_num_seqs * f.pool.shape.dp,
+        cap=f.pool.max_num_seqs,  # engines count per data-parallel rank, as the cap does
         running_mean=f.pool.running_mean,
         kv_use_p99=f.pool.kv_use_p99,
     )

@@ -59,6 +59,8 @@ def prometheus(f: PoolFacts) -> str:
     if url is None:
         raise refused("prometheus-url", "autoscaling needs a Prometheus to ask", "set prometheus_url in platform.yaml")
     url = plain(url, "prometheus_url")
+    if "@" in url.partition("//")[2].partition("/")[0]:
+        raise refused("secret", "prometheus_url holds a user or password", "use a TriggerAuthentication in an overlay")
     if not url.startswith(("http://", "https://")):
         raise refused("prometheus-url", f"{url[:60]!r} is no http address", "write http://HOST:PORT")
     return url

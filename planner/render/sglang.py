@@ -47,7 +47,7 @@ def sglang_args(f: PoolFacts) -> tuple[Arg, ...]:
 def _model(f: PoolFacts) -> list[Arg]:
     access = model_access(f.service.model, f.plan.platform, "sglang")
     return [
-        arg("--model-path", access.reference),
+        arg("--model-path", access.reference, f.why("precision")),
         arg("--served-model-name", plain(f.service.model.id, "model id")),
         arg("--host", "0.0.0.0"),  # noqa: S104 - the default 127.0.0.1 reaches no probe
         arg("--port", f.engine.port),
@@ -92,7 +92,7 @@ def _precision(f: PoolFacts) -> list[Arg]:
     kv = "fp8_e4m3" if f.pool.kv_dtype == "fp8" else "bf16" if dtype == "bfloat16" else "auto"
     args = [arg("--dtype", dtype)]
     if f.service.model.online_quantization is not None:
-        args.append(arg("--quantization", f.service.model.online_quantization, f.why("precision")))
+        args.append(arg("--quantization", f.service.model.online_quantization))
     args.append(arg("--kv-cache-dtype", kv, f.why("kv_dtype")))
     return args
 

@@ -13,7 +13,7 @@ from planner.render.args import Arg, Env, arg
 from planner.render.files import refused
 from planner.render.text import plain
 
-HUB_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$")
+HUB_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$(?!\n)")
 CACHE = "/cache"
 MODELS = "/models"
 

@@ -14,7 +14,12 @@ from typing import Any
 from planner.documents import yaml_scalar
 from planner.render.files import refused
 
-DNS_LABEL = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
+DNS_LABEL = re.compile(r"^[a-z]([-a-z0-9]*[a-z0-9])?$(?!\n)")
+QUALIFIED_NAME = re.compile(
+    r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$(?!\n)"
+)
+"""Keys of labels and annotations, names of extended resources."""
+LABEL_VALUE = re.compile(r"^$(?!\n)|^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$(?!\n)")
 LONGEST_NAME = 45
 LONGEST_VALUE = 512
 # Service links of a Service called `vllm` set VLLM_PORT=tcp://... in every pod, which vLLM refuses to start with;

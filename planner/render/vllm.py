@@ -50,7 +50,7 @@ def vllm_args(f: PoolFacts) -> tuple[Arg, ...]:
 def _model(f: PoolFacts) -> list[Arg]:
     access = model_access(f.service.model, f.plan.platform, "vllm")
     return [
-        arg("", access.reference),
+        arg("", access.reference, f.why("precision")),
         arg("--served-model-name", plain(f.service.model.id, "model id")),
         arg("--host", "0.0.0.0"),  # noqa: S104 - a pod's address is not known ahead of time
         arg("--port", f.engine.port),
@@ -87,7 +87,7 @@ def _precision(f: PoolFacts) -> list[Arg]:
     dtype, kv = precision_words(f)
     args = [arg("--dtype", dtype)]
     if f.service.model.online_quantization is not None:
-        args.append(arg("--quantization", f.service.model.online_quantization, f.why("precision")))
+        args.append(arg("--quantization", f.service.model.online_quantization))
     args.append(arg("--kv-cache-dtype", kv, f.why("kv_dtype")))
     return args
 

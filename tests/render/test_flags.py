@@ -242,3 +242,15 @@ def test_launch_script_says_what_the_manifest_says(tmp_path: Path) -> None:
     )
     assert bare.returncode != 0
     assert "NODE_RANK" in bare.stderr
+
+
+def test_every_engine_has_all_its_parts() -> None:
+    """catalog/engines/<e>-<version>.yaml, render/<e>.py, templates/<e>/: one name in three places."""
+    from planner.catalog.engines import engine_versions
+    from planner.data import shipped
+
+    rendered = {e.engine for e in engine_versions().values() if not e.predicts_only and not e.router}
+    root = Path(__file__).resolve().parent.parent.parent
+    parts = [root / "planner" / "render" / f"{e}.py" for e in rendered]
+    parts += [shipped("templates") / e / f for e in rendered for f in ("launch.sh.j2", "config.yaml.j2")]
+    assert [p.name for p in parts if not p.is_file()] == []

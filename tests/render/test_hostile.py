@@ -19,7 +19,7 @@ from planner.render import render
 from planner.render.args import kubernetes, posix
 from planner.render.text import comment, compose_escape, kubernetes_escape
 from tests.render.manifests import LOADER, documents, errors, pods
-from tests.render.plans import plan, service
+from tests.render.plans import fleet, plan, service
 
 WORDS = [
     'a"b', "a'b", 'a\nb', 'a\r\nb: c', 'a\tb', '{{ 7 * 7 }}', '{% raw %}', '$(HOME)', '${HOME}', '`id`', '$(id)',
@@ -170,3 +170,16 @@ def expand(text: str) -> str:
             assert text[i + 1] != "(" or ")" not in text[i:], "would be expanded"
         out, i = out + text[i], i + 1
     return out
+
+
+@pytest.mark.parametrize("word", ["a b", "a\nb", "ü", "$(x)", "a" * 64, "a\n"])
+def test_labels_and_resources_of_a_fleet_are_checked(word: str) -> None:
+    for words in ({"node_selector": {"gpu": word}}, {"gpu_resource": word}, {"rdma_resource": f"rdma/{word}"}):
+        with pytest.raises(UserError):
+            render(plan(fleet_=fleet(kubernetes=words)))
+
+
+def test_yaml_words_in_a_fleet_stay_text() -> None:
+    files = render(plan(fleet_=fleet(kubernetes={"node_selector": {"gpu": "on", "rack": "0755"}})))
+    d = next(d for _, d in documents(files) if d["kind"] == "Deployment")
+    assert next(pods(d))["nodeSelector"] == {"gpu": "on", "rack": "0755"}

@@ -152,6 +152,8 @@ def test_dra_replaces_the_device_plugin() -> None:
         ({"crds": [], "monitoring": True}, "kubernetes", "missing-crd"),
         ({"crds": [], "autoscaling": "keda", "prometheus_url": "http://p"}, "kubernetes", "missing-crd"),
         ({"autoscaling": "keda"}, "kubernetes", "prometheus-url"),
+        ({"autoscaling": "keda", "prometheus_url": "http://me:hush@p:9090"}, "kubernetes", "secret"),
+        ({"annotations": {"no key\n": "x"}}, "kubernetes", "bad-annotation"),
         ({"autoscaling": "keda", "prometheus_url": "p:9090"}, "kubernetes", "prometheus-url"),
         ({"kueue_queue": "q"}, "dynamo", "not-supported"),
         ({"kueue_queue": "q"}, "kserve", "not-supported"),

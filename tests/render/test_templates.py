@@ -43,7 +43,7 @@ def test_every_template_is_used() -> None:
     from tests.render.cases import cases
 
     used = {a.template for c in cases().values() for a in artefacts(c.plan)}
-    assert set(TEMPLATES) - used == {"_macros/pod.yaml.j2"}
+    assert set(TEMPLATES) - used == {"_macros/pod.yaml.j2", "_macros/launch.j2"}
 
 
 def own(tmp_path: Path, text: str, name: str = "kubernetes/pdb.yaml.j2") -> Path:

@@ -16,7 +16,6 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +94,13 @@ def toy_asks(count: int, on: Fleet) -> tuple[list[Ask], dict[str, list[Toy]]]:
                 floor_s={"itl": 0.03 / tp**0.8 / speed}, slope_s={"itl": 0.001 / tp},
             )
             for g, base, speed in (
-                ("h100-sxm", 10, 1), ("h200-sxm", 13, 1.3), ("b200-sxm", 22, 2), ("a100-80-sxm", 5, 0.6), ("l40s", 3, 0.3),
+                ("h100-sxm", 10, 1), ("h200-sxm", 13, 1.3), ("b200-sxm", 22, 2), ("a100-80-sxm", 5, 0.6),
+                ("l40s", 3, 0.3),
             )
             for tp, e in ((1, 1.0), (2, 0.95), (4, 0.85), (8, 0.7))
             for b in (512, 1024, 2048)
         ]  # fmt: skip
     return asks, toys
-
-
-def _evaluated(ask: Ask) -> tuple[Candidate, ...]:
-    return candidates(ask)
 
 
 def measure(count: int, *, toys: bool) -> None:
@@ -116,17 +112,17 @@ def measure(count: int, *, toys: bool) -> None:
         asks, made = toy_asks(count, on)
         evaluate = evaluator(made)
     else:
-        asks = real_asks(count, on)
-        with ProcessPoolExecutor(2) as pool:
-            found = dict(zip((a.name for a in asks), pool.map(_evaluated, asks, chunksize=1), strict=True))
+        asks, evaluate = real_asks(count, on), candidates
+    told: list[float] = []
 
-        def evaluate(ask: Ask) -> tuple[Candidate, ...]:
-            return found[ask.name]
+    def progress(text: str) -> None:
+        told.append(time.perf_counter())
 
-    evaluated = time.perf_counter()
-    kw: dict[str, Any] = {"evaluate": evaluate, "predict": no_figures, "explain": False}
-    solution = solve(asks, on, **kw)
+    workers = 1 if toys or count == 1 else 2
+    kw: dict[str, Any] = {"evaluate": evaluate, "predict": no_figures, "explain": False, "workers": workers}
+    solution = solve(asks, on, progress=progress, **kw)
     done = time.perf_counter()
+    evaluated = told[-1] if told else started
     gpus = sum(p.candidate.gpus * p.replicas for s in solution.services for p in s.pools)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(

@@ -50,14 +50,17 @@ from planner.perf.traffic import ClassLoad
 _CAPS = re.compile(r"^ b(\d+) s(\d+) (aggregated|prefill|decode)$")
 
 
-def candidates(ask: Ask) -> tuple[Candidate, ...]:
-    """All of them, in a fixed order. UserError `no-configuration` where nothing on the fleet can run the model."""
+def candidates(ask: Ask, *, prune: bool = True) -> tuple[Candidate, ...]:
+    """All of them, in a fixed order. UserError `no-configuration` where nothing on the fleet can run the model.
+
+    `prune` False evaluates every pair of caps to the end: slow, and the answer is the same (a test says so).
+    """
     found: list[Candidate] = []
     refused: list[str] = []
     longest = longest_request(ask)
     groups = tuple(dict.fromkeys(g for s in class_groups(tuple(n for n, _ in ask.rates)) for g in s))
     for place in places(ask):
-        seen = _Seen()
+        seen = _Seen(prune)
         here = list(layouts(ask, place, longest, refused))
         for group in groups:
             for role in roles_of(ask, place.hardware):
@@ -93,6 +96,7 @@ class Layout:
 class _Seen:
     """The best evaluated so far by what a replica takes: later ones need one evaluation to be set aside."""
 
+    prune: bool = True
     rivals: dict[tuple[object, ...], list[Load]] = field(default_factory=dict)
 
 
@@ -206,7 +210,7 @@ def _sized(
     for _, _, seqs, budget, wanted, probe, m in _ordered(ready, ask.service.load_cap):
         made = _evaluated(
             ask, place, layout, d=d, m=m, probe=probe, seqs=seqs,
-            budget=budget, longest=longest, seen=seen, wanted=wanted,
+            budget=budget, longest=longest, seen=seen, wanted=wanted or not seen.prune,
         )  # fmt: skip
         if made is not None:
             yield made
@@ -255,7 +259,7 @@ def _caps(
         own, budgets = token_budgets(table, mix, seqs=seqs, tokens_per_sequence=1 + drafts)
         if d.role == "decode":
             # No prompts come here: the budget only has to hold the decodes.
-            own, budgets = (), (min(b for b in (*_PREFILL_BUDGETS, 512, 1024) if b >= seqs * (1 + drafts)),)
+            own, budgets = (), (min(b for b in _PREFILL_BUDGETS if b >= seqs * (1 + drafts)),)
     if fixed.max_num_batched_tokens is not None:
         own, budgets = (), (fixed.max_num_batched_tokens,)
     found = [(seqs, b, b in own, False) for b in (*own, *budgets) if b >= seqs * (1 + drafts) or d.role == "prefill"]
@@ -270,7 +274,7 @@ def _caps(
 
 _PREFILL_SEQS = 64
 """Prompts in flight on a prefill replica: its budget is used up long before."""
-_PREFILL_BUDGETS = (2048, 4096, 8192, 16384)
+_PREFILL_BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
 
 
 def _evaluated(

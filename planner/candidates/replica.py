@@ -12,7 +12,7 @@ from typing import Literal
 
 from planner.candidates.ask import Ask
 from planner.candidates.candidate import Candidate
-from planner.catalog.gpus import find_gpu
+from planner.catalog.gpus import Gpu, find_gpu
 from planner.catalog.models import Checkpoint, Model
 from planner.intent.fleet import Pool
 from planner.perf.arch import ModelArch, Shape
@@ -48,13 +48,24 @@ def arch_of(model: Model) -> ModelArch:
 
 def hardware_of(pool: Pool) -> Hardware:
     """The pool's GPU with the fleet's figures."""
-    return hardware(
-        find_gpu(pool.gpu),
+    gpu = find_gpu(pool.gpu)
+    found = hardware(
+        gpu,
         override=pool.override,
         gpus_per_node=pool.gpus_per_node,
         nic_bytes_per_s=pool.nic,
         rdma=pool.rdma,
     )
+    return replace(found, scale_up_gpus=domain_gpus(pool, gpu, found.gpus_per_node))
+
+
+def domain_gpus(pool: Pool, gpu: Gpu, gpus_per_node: int) -> int:
+    """GPUs that share the fast link. Only racks (NVL72) are larger than the usual server: half a server's GPUs, sold
+    as a node of their own, share nothing with the other half."""
+    if pool.override is not None and pool.override.scale_up_domain is not None:
+        return pool.override.scale_up_domain
+    domain = gpu.scale_up.domain_gpus
+    return domain if domain > gpu.node.gpus else min(domain, gpus_per_node)
 
 
 def precisions_of(ask: Ask) -> tuple[str, ...]:

@@ -218,6 +218,8 @@ def _nothing_runs(question: Question, clash: Clash, evaluator: Evaluator) -> Use
     """Not a clash of rules: nothing in this fleet runs the model at all."""
     name = clash.service or question.asks[0].name
     ask = question.ask(name)
+    if name in evaluator.refusals:
+        return evaluator.refusals[name]
     marks = sorted({code for c in evaluator(ask) for code in c.rejected_by})
     notes = [f"every configuration is refused by: {', '.join(marks)}"] if marks else []
     return UserError(

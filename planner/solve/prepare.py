@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from planner.candidates.ask import Ask, class_groups
@@ -25,15 +27,51 @@ class Evaluator:
     """Evaluates asks and remembers: explanations ask the same again and again, differing in one rule."""
 
     evaluate: Evaluate
+    refusals: dict[str, UserError] = field(default_factory=dict)
+    """By service: why nothing on the fleet runs it, as the evaluation said."""
     _known: dict[str, tuple[Candidate, ...]] = field(default_factory=dict)
 
     def __call__(self, ask: Ask) -> tuple[Candidate, ...]:
-        # The documents print all of their fields; classes and model of a service do not change within one run.
-        key = f"{ask.service!r}|{ask.fleet!r}|{ask.announced}"
-        found = self._known.get(key)
+        found = self._known.get(_key(ask))
         if found is None:
-            found = self._known[key] = self.evaluate(ask)
+            found = self._known[_key(ask)] = self._told(ask, _evaluate(self.evaluate, ask))
         return found
+
+    def warm(self, asks: Sequence[Ask], *, workers: int, progress: Callable[[str], None]) -> None:
+        """Evaluate many services, in processes of their own where there are several; the answers are the same."""
+        todo = [a for a in asks if _key(a) not in self._known]
+        if workers <= 1 or len(todo) <= 1:
+            for i, ask in enumerate(todo):
+                self(ask)
+                progress(f"evaluated {i + 1} of {len(todo)} services")
+            return
+        # Fresh processes: forking one that has run a solver's threads is not safe.
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            results = pool.map(_evaluate, [self.evaluate] * len(todo), todo)
+            for i, (ask, result) in enumerate(zip(todo, results, strict=True)):
+                self._known[_key(ask)] = self._told(ask, result)
+                progress(f"evaluated {i + 1} of {len(todo)} services")
+
+    def _told(self, ask: Ask, result: tuple[Candidate, ...] | UserError) -> tuple[Candidate, ...]:
+        if isinstance(result, UserError):
+            self.refusals.setdefault(ask.name, result)
+            return ()
+        return result
+
+
+def _key(ask: Ask) -> str:
+    # The documents print all of their fields; classes and model of a service do not change within one run.
+    return f"{ask.service!r}|{ask.fleet!r}|{ask.announced}"
+
+
+def _evaluate(evaluate: Evaluate, ask: Ask) -> tuple[Candidate, ...] | UserError:
+    """Candidates, or the refusal that nothing runs: that is an answer, which a relaxed question may change."""
+    try:
+        return evaluate(ask)
+    except UserError as e:
+        if e.code != "no-configuration":
+            raise
+        return e
 
 
 @dataclass(frozen=True, slots=True)

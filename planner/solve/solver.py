@@ -41,6 +41,8 @@ def solve(
     keep: Sequence[str] = (),
     limits: Limits = DEFAULT_LIMITS,
     explain: bool = True,
+    workers: int = 1,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> Solution:
     """The best plan, proven where the limit allows.
 
@@ -48,7 +50,7 @@ def solve(
     headroom, name.
     Without rates, or with the throughput objective: first the most traffic, one factor on all classes of all
     services, then the same. Raises UserError: `Exit.NO_PLAN` with the clash where there is none, `Exit.TIME_LIMIT`
-    where the limit came before any plan.
+    where the limit came before any plan. `workers`: processes that evaluate services side by side.
     """
     question = Question(
         asks=tuple(sorted((_with_today(a.with_fleet(fleet), baseline) for a in asks), key=lambda a: a.name)),
@@ -62,6 +64,8 @@ def solve(
     notes: list[str] = []
     question = _priced(question, notes)
     evaluator = Evaluator(evaluate)
+    if len(question.asks) > 1:
+        evaluator.warm(question.asks, workers=workers, progress=progress)
     prepared = prepare(question, evaluator)
     maximise = objective == "throughput" or not question.has_rate
     scale, scale_bound = PER_RPS, PER_RPS

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.candidates.candidate import Candidate
+from planner.candidates.replica import domain_gpus
 from planner.catalog.gpus import find_gpu
 from planner.intent.fleet import Fleet
 
@@ -52,6 +53,6 @@ def spaces(fleet: Fleet, *, pack: bool = True) -> dict[str, Space]:
             continue
         gpu = find_gpu(pool.gpu)
         per_node = pool.gpus_per_node or gpu.node.gpus
-        domain = (pool.override.scale_up_domain if pool.override else None) or gpu.scale_up.domain_gpus
+        domain = domain_gpus(pool, gpu, per_node)
         found[pool.name] = Space(pool.name, nodes, per_node, max(1, domain // per_node), pack)
     return found

@@ -213,15 +213,11 @@ def test_time_limit_is_not_infeasible() -> None:
 def test_multi_node_groups_take_whole_nodes_within_a_domain() -> None:
     rack = fleet({"name": "a", "gpu": "gb200-nvl72", "nodes": 18, "gpus_per_node": 4})
     wide = {"chat": [Toy("a", tp=16, nodes=4, most_rps=10)]}
-    s = run(ask(rate="30/s", fleet=rate_free(rack)), toys=wide, on=rack)
+    s = run(ask(rack, rate="30/s"), toys=wide, on=rack)
     assert shown(s) == [("chat", "a", 16, 2048, 4)]  # 18 nodes hold four groups of four
     with pytest.raises(UserError) as e:
         run(ask(rack, rate="34/s"), toys=wide, on=rack)
     assert e.value.code in ("packing", "fleet-inventory")
-
-
-def rate_free(f: Fleet) -> Fleet:
-    return f
 
 
 # ---------------------------------------------------------------- laws
@@ -266,7 +262,8 @@ def test_same_answer_whatever_the_hash_seed() -> None:
         "from optimality import instance; from handmade import *; from planner.solve.solver import solve\n"
         "for seed in (3, 12, 38):\n"
         "    q = instance(seed)\n"
-        "    try: print(solve(q.asks, q.fleet, evaluate=evaluator(q.toys), predict=no_figures, objective=q.objective))\n"
+        "    kw = dict(evaluate=evaluator(q.toys), predict=no_figures, objective=q.objective)\n"
+        "    try: print(solve(q.asks, q.fleet, **kw))\n"
         "    except Exception as e: print(e)\n"
     )
     outputs = {

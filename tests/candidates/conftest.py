@@ -1,0 +1,6 @@
+"""Fleets made by hand stand beside the benchmarks that use them too."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))

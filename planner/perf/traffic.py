@@ -250,6 +250,13 @@ def trace_lengths(summary: TraceSummary) -> JointLengths:
     )
 
 
+def busiest_minute(trace: TraceSummary | None) -> float | None:
+    """Requests per second in a trace's busiest minute (its mean, where it is shorter), which is what a rate means."""
+    if trace is None or trace.rate_per_s is None:
+        return None
+    return trace.rate_per_s * trace.peak_to_mean.get("60s", 1.0)
+
+
 def class_load(
     traffic: TrafficClass,
     *,
@@ -259,7 +266,7 @@ def class_load(
 ) -> ClassLoad:
     """An intent's class -> what the load model takes. `slos` are the service's, for a class without its own.
 
-    A rate given here wins over the class's; with neither, a trace's own mean rate is used, else 1/s (the
+    A rate given here wins over the class's; with neither, a trace's busiest minute is used, else 1/s (the
     question "how much does the fleet carry" scales it).
     """
     prefix = traffic.prefix_cache
@@ -292,7 +299,7 @@ def class_load(
         lengths = JointLengths(distribution(traffic.input), distribution(traffic.output), thinking, turns)
     rate = rate_per_s if rate_per_s is not None else traffic.rate
     if rate is None:
-        rate = trace.rate_per_s if trace is not None and trace.rate_per_s else 1.0
+        rate = busiest_minute(trace) or 1.0
     own = traffic.slo if traffic.slo is not None else tuple(slos)
     cv = traffic.arrivals.cv
     if traffic.arrivals.process == "replay" and trace is not None:

@@ -66,9 +66,11 @@ def _all(arch: ModelArch, hardware: Hardware, pool_gpus: int, fixed: Fixed) -> I
         if not arch.moe or fixed.dp == 1 or fixed.ep is False:
             continue
         # Attention-DP: each rank its own requests and cache, experts spread over all. Worth it where TP would
-        # replicate the cache (MLA; more ranks than KV heads), and for groups larger than a node.
+        # replicate the cache: latent attention at any size, else where there are more ranks than KV heads, which a
+        # node's GPUs are enough for.
         latent = any(isinstance(g.mixer, Mla) for g in arch.layers)
-        sizes = (fixed.dp,) if fixed.dp else tuple(n for n in powers(min(pool_gpus, 64)) if n >= (4 if latent else 8))
+        least, most_dp = (4, 64) if latent else (8, max(8, hardware.gpus_per_node))
+        sizes = (fixed.dp,) if fixed.dp else tuple(n for n in powers(min(pool_gpus, most_dp)) if n >= least)
         for dp in sizes:
             for tp in (fixed.tp,) if fixed.tp else (1,):
                 if dp * tp <= domain or hardware.rdma:

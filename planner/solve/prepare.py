@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from planner.candidates.ask import Ask, class_groups
 from planner.candidates.candidate import Candidate
-from planner.errors import UserError
+from planner.errors import Exit, UserError
 from planner.solve.choices import Choices
 from planner.solve.packing import block_of, counts_suffice
 from planner.solve.patterns import Demand, Part, Pattern, exact_pattern, patterns
@@ -52,11 +52,22 @@ class Evaluator:
                 self._known[_key(ask)] = self._told(ask, result)
                 progress(f"evaluated {i + 1} of {len(todo)} services")
 
-    def _told(self, ask: Ask, result: tuple[Candidate, ...] | UserError) -> tuple[Candidate, ...]:
-        if isinstance(result, UserError):
-            self.refusals.setdefault(ask.name, result)
+    def _told(self, ask: Ask, result: tuple[Candidate, ...] | _Refused) -> tuple[Candidate, ...]:
+        if isinstance(result, _Refused):
+            error = UserError(result.code, result.message, None, result.notes, result.helps, Exit.NO_PLAN)
+            self.refusals.setdefault(ask.name, error)
             return ()
         return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """A refusal as a value that goes from one process to another (an exception does not)."""
+
+    code: str
+    message: str
+    notes: tuple[str, ...]
+    helps: tuple[str, ...]
 
 
 def _key(ask: Ask) -> str:
@@ -64,14 +75,14 @@ def _key(ask: Ask) -> str:
     return f"{ask.service!r}|{ask.fleet!r}|{ask.announced}"
 
 
-def _evaluate(evaluate: Evaluate, ask: Ask) -> tuple[Candidate, ...] | UserError:
+def _evaluate(evaluate: Evaluate, ask: Ask) -> tuple[Candidate, ...] | _Refused:
     """Candidates, or the refusal that nothing runs: that is an answer, which a relaxed question may change."""
     try:
         return evaluate(ask)
     except UserError as e:
         if e.code != "no-configuration":
             raise
-        return e
+        return _Refused(e.code, e.message, tuple(e.notes), tuple(e.helps))
 
 
 @dataclass(frozen=True, slots=True)

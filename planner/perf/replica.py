@@ -214,8 +214,8 @@ class ReplicaModel:
                     float((g.weights * g.prefill_tokens) @ ((along(mixed, beside + sizes) - base) / sizes)) + attention
                 )
             per_prompt = np.interp(n, self._knots, p)
-            alone = np.maximum(1 - rate_per_s * per_prompt, 0.02)
-            left = alone if self.ranks == 1 else self._lockstep_left(rate_per_s)
+            unshared = np.maximum(1 - rate_per_s * per_prompt, 0.02)
+            left = unshared if self.ranks == 1 else self._lockstep_left(rate_per_s)
         departures = n * left / (self.mean_steps * self.step)
         departures[-1] = self.lambda_max / self.pool.lockstep_ranks
         return birth_death(rate_per_s=rate_per_s, departures_per_s=departures, dispersion=self._dispersion(rate_per_s))

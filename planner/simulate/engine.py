@@ -18,11 +18,10 @@ from collections import deque
 from heapq import heapify, heappop, heappush
 
 from planner.perf.pool import PoolSpec
-from planner.simulate.requests import BINS_PER_E, Ledger, Request
+from planner.simulate.gauge import Gauge
+from planner.simulate.requests import Ledger, Request
 
 INF = math.inf
-_SERIES = 64
-_KV_BINS = 400
 _STALE_STEPS = 8
 """How far the cache estimate may be behind before a blocked admission recounts it."""
 
@@ -33,6 +32,7 @@ class Replica:
     def __init__(self, pool: PoolSpec, ledger: Ledger, *, max_waiting: int | None = None) -> None:
         self.pool = pool
         self.ledger = ledger
+        self.gauge = Gauge(ledger, capacity=pool.kv_capacity, token_s=pool.table.token_s)
         self.max_waiting = max_waiting
         table = pool.table
         self.per_step = pool.drafting.tokens_per_step if pool.drafting is not None else 1.0
@@ -82,22 +82,6 @@ class Replica:
         """A prefill pool on its own: a request ends with its first token."""
         self.out: list[tuple[float, Request]] = []
         """Prefill role: finished prompts with their times, for the router to hand over."""
-        # Statistics.
-        self.busy_s = 0.0
-        self.running_s: dict[int, float] = {}
-        self.kv_s = [0.0] * (_KV_BINS + 1)
-        self.wait_integral_s = 0.0
-        span = max(ledger.end_s, 1e-9)
-        self._window_s = span / _SERIES
-        self.series_wait = [0.0] * (_SERIES + 1)
-        self.series_run = [0.0] * (_SERIES + 1)
-        self.series_s = [0.0] * (_SERIES + 1)
-        self._batch = 0
-        self._batch_end = ledger.warm_s
-        self._gaps = ledger.gaps[0]
-        self._sums = ledger.gap_sums[0]
-        self._counting = False
-        self._next_batch(0.0)
 
     # ------------------------------------------------------------ outside
 
@@ -182,26 +166,21 @@ class Replica:
     def commit(self) -> None:
         """The current segment happened: tokens, completions, prompts that are done."""
         start, end, n = self.start_s, self.end_s, self.n
-        took = end - start
-        if end > self._batch_end:
-            self._next_batch(end)
-        if self._counting:
-            # A segment that straddles the edge of the measured time counts whole; segments are short.
-            self.busy_s += took
-            running = n + len(self.joining) + (self.partial is not None)
-            self.running_s[running] = self.running_s.get(running, 0.0) + took
-            used = (self.kv_base + self.kv_slope * self.steps + self.kv_prompts) / self.pool.kv_capacity
-            self.kv_s[min(int(used * _KV_BINS), _KV_BINS)] += took
-            self.wait_integral_s += took * len(self.waiting)
-        w = min(int(start / self._window_s), _SERIES)
-        self.series_wait[w] += took * len(self.waiting)
-        self.series_run[w] += took * n
-        self.series_s[w] += took
+        gauge = self.gauge
+        used = self.kv_base + self.kv_slope * self.steps + self.kv_prompts
+        gauge.segment(
+            start,
+            end,
+            decoding=n,
+            prompts=len(self.joining) + (self.partial is not None),
+            waiting=len(self.waiting),
+            used=used,
+        )
         heap = self.heap
         if n and self.seg_decodes:
             k = self.seg_steps
-            if self._counting:
-                self._record(n, k)
+            if gauge.counting:
+                self._record(k)
             self.start_s = end
             if self.fresh:
                 first = start + self.seg_first_s
@@ -250,9 +229,9 @@ class Replica:
         r.tokens += 1
         if r.first_s < 0:
             r.first_s = now_s + r.host_s
-        elif self._counting:
+        elif self.gauge.counting:
             # Preempted: this gap held the wait and the recomputation.
-            self._gap(r.cls, now_s - r.last_s, 1.0)
+            self.gauge.gap(r.cls, now_s - r.last_s, 1.0)
         if r.tokens >= r.output:
             self._done(r, now_s)
             return
@@ -462,71 +441,27 @@ class Replica:
             self.fresh.remove(r)
         self.waiting.appendleft(r)
 
-    # ------------------------------------------------------------ gaps
-
-    def _next_batch(self, now_s: float) -> None:
-        ledger = self.ledger
-        self._counting = ledger.warm_s <= now_s <= ledger.end_s
-        if now_s < ledger.warm_s:
-            self._batch_end = ledger.warm_s
-            return
-        b = ledger.batch_of(now_s)
-        self._gaps, self._sums = ledger.gaps[b], ledger.gap_sums[b]
-        span = (ledger.end_s - ledger.warm_s) / ledger.batches
-        self._batch_end = ledger.warm_s + (b + 1) * span if now_s <= ledger.end_s else INF
-        if b == ledger.batches - 1 and self._counting:
-            self._batch_end = ledger.end_s
-
-    def _gap(self, cls: int, gap_s: float, count: float) -> None:
-        gap_s += self.token_s
-        at = int(math.log(gap_s) * BINS_PER_E) if gap_s > 1e-9 else -(10**6)
-        h = self._gaps[cls]
-        h[at] = h.get(at, 0.0) + count
-        s = self._sums[cls]
-        s[0] += count
-        s[1] += count * gap_s
-
-    def _record(self, n: int, k: int) -> None:
+    def _record(self, k: int) -> None:
         """Gaps of one segment: k steps, each a gap for every sequence that already had a token."""
-        first, growth = self.seg_first_s, self.seg_growth_s
-        special = self.fresh or self.stalled
-        if special:
+        first, gauge = self.seg_first_s, self.gauge
+        if self.fresh or self.stalled:
             # The first step is not a gap for fresh sequences, and a longer one for stalled ones.
             counts = list(self.counts)
             for r in self.fresh:
                 counts[r.cls] -= 1
-            if self.stalled:
-                for since, group in self.stalled:
-                    for c, m in enumerate(group):
-                        if m:
-                            self._gap(c, self.start_s + first - since, m)
-                            counts[c] -= m
+            for since, group in self.stalled:
+                for c, m in enumerate(group):
+                    if m:
+                        gauge.gap(c, self.start_s + first - since, m)
+                        counts[c] -= m
             for c, m in enumerate(counts):
                 if m > 0:
-                    self._gap(c, first, m)
-            first += growth
+                    gauge.gap(c, first, m)
+            first += self.seg_growth_s
             k -= 1
             if k == 0:
                 return
-        rise = growth * (k - 1)
-        parts = 1 if rise < 0.005 * first else min(int(rise / (0.005 * first)) + 1, 12, k)
-        multi = self.per_step
-        for c, m in enumerate(self.counts):
-            if m == 0:
-                continue
-            s = self._sums[c]
-            s[0] += m * k * multi
-            s[1] += m * (k * first + growth * k * (k - 1) / 2 + k * multi * self.token_s)
-            h = self._gaps[c]
-            done = 0
-            for p in range(parts):
-                upto = k * (p + 1) // parts
-                here = upto - done
-                at = int(math.log(first + growth * (done + (here - 1) / 2) + self.token_s) * BINS_PER_E)
-                h[at] = h.get(at, 0.0) + m * here
-                done = upto
-            if multi > 1:
-                h[-(10**6)] = h.get(-(10**6), 0.0) + m * k * (multi - 1)
+        gauge.run(self.counts, k, first, self.seg_growth_s, self.per_step)
 
 
 def _pieces(

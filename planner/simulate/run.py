@@ -19,6 +19,7 @@ from planner.perf.traffic import ClassLoad
 from planner.simulate.arrivals import replayed, synthetic
 from planner.simulate.cluster import Cluster, Failure, Pool
 from planner.simulate.engine import INF
+from planner.simulate.gauge import NOTHING
 from planner.simulate.requests import BINS_PER_E, Ledger, Request
 
 Floats = NDArray[np.float64]
@@ -397,12 +398,12 @@ def _pool_sample(pool: SimPool, index: int, runs: list[tuple[Ledger, Cluster]]) 
     replicas = [(ledger, rep) for ledger, group in groups for rep in group.parts()]
     span = math.fsum(ledger.end_s - ledger.warm_s for ledger, _ in replicas)
     running: dict[int, float] = {}
-    kv = np.zeros(len(replicas[0][1].kv_s))
+    kv = np.zeros(len(replicas[0][1].gauge.kv_s))
     for _, rep in replicas:
-        for n, t in rep.running_s.items():
+        for n, t in rep.gauge.running_s.items():
             running[n] = running.get(n, 0.0) + t
-        kv += np.array(rep.kv_s)
-    busy = math.fsum(rep.busy_s for _, rep in replicas)
+        kv += np.array(rep.gauge.kv_s)
+    busy = math.fsum(rep.gauge.busy_s for _, rep in replicas)
     idle = max(span - busy, 0.0)
     running[0] = running.get(0, 0.0) + idle
     kv[0] += idle
@@ -416,17 +417,17 @@ def _pool_sample(pool: SimPool, index: int, runs: list[tuple[Ledger, Cluster]]) 
     bins = len(kv) - 1
     cumulative = np.cumsum(kv) / max(kv.sum(), 1e-12)
     first = [rep for ledger, rep in replicas if ledger is runs[0][0]]
-    window = first[0]._window_s
+    window = first[0].gauge.window_s
     series = []
-    for w in range(len(first[0].series_s) - 1):
+    for w in range(len(first[0].gauge.series_wait) - 1):
         series.append(
             (
                 w * window,
-                sum(r.series_wait[w] for r in first) / window / len(first),
-                sum(r.series_run[w] for r in first) / window / len(first),
+                sum(r.gauge.series_wait[w] for r in first) / window / len(first),
+                sum(r.gauge.series_run[w] for r in first) / window / len(first),
             )
         )
-    waited = math.fsum(rep.wait_integral_s for _, rep in replicas)
+    waited = math.fsum(rep.gauge.wait_integral_s for _, rep in replicas)
     return PoolSample(
         name=pool.name,
         replicas=pool.replicas,
@@ -454,7 +455,7 @@ def _histogram_quantile(h: Mapping[int, float], q: float) -> float:
     for k in sorted(h):
         seen += h[k]
         if seen >= q * total:
-            return 0.0 if k <= -(10**6) else math.exp((k + 0.5 if k >= 0 else k - 0.5) / BINS_PER_E)
+            return 0.0 if k <= NOTHING else math.exp((k + 0.5 if k >= 0 else k - 0.5) / BINS_PER_E)
     raise AssertionError("a histogram ends at its total")
 
 

@@ -257,12 +257,12 @@ def _vllm_args(f: PoolFacts) -> tuple[Arg, ...]:
     if any(c.prefix_cache is not None for c in f.intent.traffic):
         args.append(arg("--enable-prefix-caching", None, f.why("prefix_cache")))
     if f.service.speculation is not None:
-        args.append(arg("--speculative-config", vllm.speculation(f.service.speculation), f.why("speculation")))
+        args.append(arg("--speculative-config", vllm.speculation(f.service.speculation), f.speculation_why))
     if p.role != "aggregated":
         # 1.6.1 refuses a prefill worker without a connector; its own recipes give both sides kv_both
         args += [
             arg("--disaggregation-mode", p.role),
-            arg("--kv-transfer-config", vllm.kv_transfer(p.role, both=True), f.why("transfer")),
+            arg("--kv-transfer-config", vllm.kv_transfer(p.role, both=True), f.transfer_why),
         ]
     return tuple(args)
 
@@ -302,7 +302,7 @@ def _sglang_args(f: PoolFacts) -> tuple[Arg, ...]:
     if p.role != "aggregated":
         args += [
             arg("--disaggregation-mode", p.role),
-            arg("--disaggregation-transfer-backend", "nixl", f.why("transfer")),
+            arg("--disaggregation-transfer-backend", "nixl", f.transfer_why),
             arg("--disaggregation-bootstrap-port", BOOTSTRAP_PORT),
             arg("--host", "0.0.0.0"),  # noqa: S104 - prefill's bootstrap server is called from other pods
         ]

@@ -16,6 +16,7 @@ from planner.intent.fleet import Pool, Toleration
 from planner.plan.document import Plan, PoolDoc, ServiceDoc
 from planner.render.files import refused
 from planner.render.text import LABEL_VALUE, QUALIFIED_NAME, dns_name, object_name
+from planner.units import show_bytes, show_time
 
 GIB = 2**30
 SHM_ONE_GPU = 2 * GIB
@@ -84,6 +85,20 @@ class PoolFacts:
         """Data-parallel ranks on one node."""
         s = self.pool.shape
         return max(1, self.gpus_per_pod // (s.tp * s.pp))
+
+    @property
+    def transfer_why(self) -> str:
+        """What the hand-over costs, as the plan counted it."""
+        t = self.service.transfer
+        said = "" if t is None else f"{show_bytes(t.prompt_kv)} a prompt in {show_time(t.time)} over {t.over}"
+        return self.why("transfer") or said
+
+    @property
+    def speculation_why(self) -> str:
+        """The acceptance that the plan counts on."""
+        s = self.service.speculation
+        said = "" if s is None else f"the plan counts on {s.acceptance:.0%} of drafts accepted"
+        return self.why("speculation") or said
 
     def why(self, *decisions: str) -> str:
         """The plan's reasons for these decisions, as one line."""

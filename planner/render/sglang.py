@@ -119,7 +119,7 @@ def _speculation(f: PoolFacts) -> list[Arg]:
         return []
     if f.pool.shape.pp > 1:
         raise not_supported("speculative decoding with pipeline parallelism on SGLang")
-    why = f.why("speculation")
+    why = f.speculation_why
     if s.method == "ngram":
         return [arg("--speculative-algorithm", "NGRAM", why), arg("--speculative-num-draft-tokens", s.tokens)]
     algorithm = {"mtp": "NEXTN", "eagle3": "EAGLE3", "draft_model": "STANDALONE"}[s.method]
@@ -141,7 +141,7 @@ def _transfer(f: PoolFacts) -> list[Arg]:
         return []
     return [
         arg("--disaggregation-mode", f.pool.role),
-        arg("--disaggregation-transfer-backend", "nixl", f.why("transfer")),
+        arg("--disaggregation-transfer-backend", "nixl", f.transfer_why),
         arg("--disaggregation-bootstrap-port", BOOTSTRAP_PORT),
     ]
 

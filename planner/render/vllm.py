@@ -113,9 +113,9 @@ def _features(f: PoolFacts) -> list[Arg]:
     if any(c.prefix_cache is not None for c in f.intent.traffic):
         args.append(arg("--enable-prefix-caching", None, f.why("prefix_cache")))
     if f.service.speculation is not None:
-        args.append(arg("--speculative-config", speculation(f.service.speculation), f.why("speculation")))
+        args.append(arg("--speculative-config", speculation(f.service.speculation), f.speculation_why))
     if f.pool.role != "aggregated":
-        args.append(arg("--kv-transfer-config", kv_transfer(f.pool.role), f.why("transfer")))
+        args.append(arg("--kv-transfer-config", kv_transfer(f.pool.role), f.transfer_why))
     return args
 
 

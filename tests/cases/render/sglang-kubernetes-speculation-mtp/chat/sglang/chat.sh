@@ -8,6 +8,7 @@ set -eu
 # --tp-size=16: tp 1: the smallest that fits
 # --max-running-requests=1536: 96 sequences: p99 ITL 44ms of 50ms; KV would hold 191
 # --chunked-prefill-size=32768: 2048 tokens a step: a full chunk takes 44ms of 50ms
+# --speculative-algorithm=NEXTN: the plan counts on 70% of drafts accepted
 # --bucket-inter-token-latency 0.002 0.004 0.006 0.008 0.01 0.015 0.02 0.025 0.03 : edges at the limits
 exec python3 -m sglang.launch_server \
   --model-path=deepseek-ai/DeepSeek-V3 \

@@ -9,6 +9,7 @@ export VLLM_NIXL_SIDE_CHANNEL_PORT=5600
 # --tensor-parallel-size=2: tp 2: the smallest that fits
 # --max-num-seqs=32: 32 sequences: p99 ITL 44ms of 50ms; KV would hold 191
 # --max-num-batched-tokens=8192: 8192 tokens a step: a full chunk takes 44ms of 50ms
+# --kv-transfer-config={"kv_connector":"NixlConnector","kv_role":"kv_producer"}: 459MB a prompt in 12ms over RDMA, 50GB/s per GPU
 # --custom-histogram-buckets={"time_to_first_token":[0.001,0.005,0.01,0.02,0.04,0.: edges at the limits
 # --shutdown-timeout=45: finishes running requests before it stops
 exec vllm serve \

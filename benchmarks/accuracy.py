@@ -35,7 +35,9 @@ NAMES = {"tpot": "TPOT", "ttft": "TTFT", "throughput": "throughput"}
 class Scored:
     """All rows of all generations with their cross-validated predictions side by side."""
 
-    def __init__(self, fits: Sequence[Fitted], files: Sequence[CalibrationFile], pairs: Sequence[tuple[Usable, Resolved]]) -> None:
+    def __init__(
+        self, fits: Sequence[Fitted], files: Sequence[CalibrationFile], pairs: Sequence[tuple[Usable, Resolved]]
+    ) -> None:
         self.rows: list[Row] = []
         self.resolved: list[Resolved] = []
         self.generation: list[str] = []
@@ -43,7 +45,9 @@ class Scored:
         self.by_level: dict[tuple[str, str, bool], Array] = {}
         real: dict[str, list[Array]] = {m: [] for m in METRICS}
         levels = ("sweep", "configuration", "model", "gpu")
-        parts: dict[tuple[str, str, bool], list[Array]] = {(lv, m, a): [] for lv in levels for m in METRICS for a in (False, True)}
+        parts: dict[tuple[str, str, bool], list[Array]] = {
+            (lv, m, a): [] for lv in levels for m in METRICS for a in (False, True)
+        }
         for f in fits:
             self.rows += f.data.rows
             self.resolved += f.data.resolved
@@ -137,7 +141,13 @@ def headline(s: Scored) -> str:
     line("TPOT, whole model left out", "model", "tpot", agg, "12 / 33")
     line("TPOT, whole GPU left out", "gpu", "tpot", agg, "11 / 30")
     line("TTFT, unsaturated, closed form", "configuration", "ttft", agg, "15 / 43")
-    line("throughput, offline and saturated, all generations", "configuration", "throughput", np.ones(len(s.rows), bool), "9 / 30")
+    line(
+        "throughput, offline and saturated, all generations",
+        "configuration",
+        "throughput",
+        np.ones(len(s.rows), bool),
+        "9 / 30",
+    )
     line("throughput, modern", "configuration", "throughput", modern, "")
     line("TPOT, prefill/decode apart", "configuration", "tpot", modern & apart, "10 / 28")
     line("TTFT, prefill/decode apart", "configuration", "ttft", modern & apart, "30 / 70")
@@ -148,7 +158,10 @@ def headline(s: Scored) -> str:
     tpot, ttft = one_anchor(s, "tpot", agg), one_anchor(s, "ttft", agg)
     lines.append(["TPOT, one measured anchor per configuration", "", cell(tpot, s.real["tpot"], agg), "5 / 18"])
     lines.append(["TTFT, one measured anchor per configuration", "", cell(ttft, s.real["ttft"], agg), "11 / 45"])
-    return grid(["left out: the row's configuration, unless said", "constants alone", "with anchors of other rows", "goal"], lines)
+    return grid(
+        ["left out: the row's configuration, unless said", "constants alone", "with anchors of other rows", "goal"],
+        lines,
+    )
 
 
 def one_anchor(s: Scored, metric: str, mask: Array) -> Array:
@@ -163,6 +176,7 @@ def one_anchor(s: Scored, metric: str, mask: Array) -> Array:
         groups.setdefault(f"{r.configuration}/{r.engine_version or r.date[:7]}", []).append(int(i))
     out = np.full(len(p), np.nan)
     for members in groups.values():
+
         def distance(i: int) -> tuple[float, float, str]:
             r = s.rows[i]
             return abs(math.log2((r.concurrency or 16) / 16)), r.isl_tokens, r.id
@@ -177,7 +191,10 @@ def one_anchor(s: Scored, metric: str, mask: Array) -> Array:
 
 def baselines(s: Scored) -> str:
     lines = []
-    for name, mask in (("modern", s.mask(lambda i: s.generation[i] == "modern")), ("legacy", s.mask(lambda i: s.generation[i] != "modern"))):
+    for name, mask in (
+        ("modern", s.mask(lambda i: s.generation[i] == "modern")),
+        ("legacy", s.mask(lambda i: s.generation[i] != "modern")),
+    ):
         for m in METRICS:
             lines.append(
                 [f"{NAMES[m]}, {name}"]
@@ -251,22 +268,36 @@ def ranking(s: Scored) -> str:
         p, real = s.predicted("configuration", m, anchors=True), s.real[m]
         for what, key in (
             ("within a concurrency sweep", lambda r: r.sweep),
-            ("between configurations of a model on a GPU", lambda r: f"{canonical(r.model)}/{r.gpu}/{r.isl_tokens:g}/{r.osl_tokens:g}/{r.concurrency}"),
+            (
+                "between configurations of a model on a GPU",
+                lambda r: f"{canonical(r.model)}/{r.gpu}/{r.isl_tokens:g}/{r.osl_tokens:g}/{r.concurrency}",
+            ),
         ):
             groups: dict[str, list[int]] = {}
             for i in np.flatnonzero(np.isfinite(p) & np.isfinite(real)):
                 groups.setdefault(key(s.rows[i]), []).append(int(i))
-            found = [t for g in groups.values() if len(g) >= 3 and (t := tau([p[i] for i in g], [real[i] for i in g])) is not None]
+            found = [
+                t
+                for g in groups.values()
+                if len(g) >= 3 and (t := tau([p[i] for i in g], [real[i] for i in g])) is not None
+            ]
             lines.append([f"{NAMES[m]}, {what}", f"{np.mean(found):.3f}", str(len(found))])
     return grid(["Kendall's tau, mean over groups", "tau", "groups"], lines)
 
 
 def choices(s: Scored, predicted: tuple[Array, Array]) -> tuple[float, float, int]:
-    """(mean loss, share of limits missed by more than 10%, choices) of picking the predicted best under a TPOT limit."""
+    """(mean loss, share of limits missed by over 10%, choices) of picking the predicted best under a TPOT limit."""
     p, t = predicted
     groups: dict[tuple[object, ...], list[int]] = {}
     for i, r in enumerate(s.rows):
-        if r.decode is None and r.concurrency and np.isfinite(s.real["tpot"][i]) and np.isfinite(s.real["ttft"][i]) and np.isfinite(p[i]) and np.isfinite(t[i]):
+        if (
+            r.decode is None
+            and r.concurrency
+            and np.isfinite(s.real["tpot"][i])
+            and np.isfinite(s.real["ttft"][i])
+            and np.isfinite(p[i])
+            and np.isfinite(t[i])
+        ):
             if not (r.source.startswith(("inferencex/", "silicon/inferencex"))):
                 continue
             groups.setdefault((canonical(r.model), r.gpu, r.precision, r.isl_tokens, r.osl_tokens), []).append(i)
@@ -274,7 +305,9 @@ def choices(s: Scored, predicted: tuple[Array, Array]) -> tuple[float, float, in
     for g in groups.values():
         if len({s.rows[i].configuration for i in g}) < 2 or len(g) < 6:
             continue
-        gpus = {i: s.resolved[i].deployment.shape.gpus * s.resolved[i].ranks / s.resolved[i].deployment.shape.dp for i in g}
+        gpus = {
+            i: s.resolved[i].deployment.shape.gpus * s.resolved[i].ranks / s.resolved[i].deployment.shape.dp for i in g
+        }
 
         def rate(i: int, ttft: float, tpot: float, gpus: dict[int, float] = gpus) -> float:
             r = s.rows[i]
@@ -302,12 +335,22 @@ def choice_table(s: Scored) -> str:
         ("with anchors, configuration left out", "configuration", True),
         ("with anchors, sweep left out", "sweep", True),
     ):
-        loss, miss, n = choices(s, (s.predicted(level, "tpot", anchors=anchors), s.predicted(level, "ttft", anchors=anchors)))
+        loss, miss, n = choices(
+            s, (s.predicted(level, "tpot", anchors=anchors), s.predicted(level, "ttft", anchors=anchors))
+        )
         lines.append([what, f"{100 * loss:.1f}%", f"{100 * miss:.1f}%", str(n)])
     for b in ("roofline", "textbook"):
         loss, miss, n = choices(s, (s.baseline[b]["tpot"], s.baseline[b]["ttft"]))
         lines.append([b, f"{100 * loss:.1f}%", f"{100 * miss:.1f}%", str(n)])
-    return grid(["choice under a TPOT limit (30th, 50th, 70th percentile)", "mean loss", "limit missed by more than 10%", "choices"], lines)
+    return grid(
+        [
+            "choice under a TPOT limit (30th, 50th, 70th percentile)",
+            "mean loss",
+            "limit missed by more than 10%",
+            "choices",
+        ],
+        lines,
+    )
 
 
 def calibration_at(s: Scored, i: int) -> Calibration:
@@ -327,7 +370,11 @@ def inside(s: Scored, level: str, metric: str) -> tuple[Array, Array]:
     hit = np.zeros(len(p), bool)
     for i in np.flatnonzero(ok):
         b = band_entry(
-            calibration_at(s, int(i)), metric, model_seen=level != "model", gpu_seen=level != "gpu", anchored=level == "sweep"
+            calibration_at(s, int(i)),
+            metric,
+            model_seen=level != "model",
+            gpu_seen=level != "gpu",
+            anchored=level == "sweep",
         )
         hit[i] = b.low_ratio <= m[i] / p[i] <= b.high_ratio
     return ok, hit
@@ -353,7 +400,9 @@ def band_table(s: Scored) -> str:
             for n in sorted({key(i) for i in range(len(s.rows))}):
                 mask = ok & s.mask(lambda i, n=n, key=key: key(i) == n)
                 if mask.sum() >= 30:
-                    worst.append((hit[mask].mean(), [title, n, NAMES[m], f"{100 * hit[mask].mean():.0f}%", str(int(mask.sum()))]))
+                    worst.append(
+                        (hit[mask].mean(), [title, n, NAMES[m], f"{100 * hit[mask].mean():.0f}%", str(int(mask.sum()))])
+                    )
     worst.sort(key=lambda w: (w[0], w[1]))
     out.append(grid(["slice", "", "figure", "inside", "rows"], [w for _, w in worst[:12]]))
     return "\n\n".join(out)
@@ -376,7 +425,14 @@ def odds_table(s: Scored) -> str:
     lines = []
     for low in (0.0, 0.2, 0.4, 0.6, 0.8):
         mask = (a >= low) & (a < low + 0.2 + (low == 0.8))
-        lines.append([f"{100 * low:.0f}-{100 * low + 20:.0f}%", f"{100 * a[mask].mean():.0f}%", f"{100 * h[mask].mean():.0f}%", str(int(mask.sum()))])
+        lines.append(
+            [
+                f"{100 * low:.0f}-{100 * low + 20:.0f}%",
+                f"{100 * a[mask].mean():.0f}%",
+                f"{100 * h[mask].mean():.0f}%",
+                str(int(mask.sum())),
+            ]
+        )
     return grid(["stated odds", "mean stated", "held", "draws"], lines)
 
 
@@ -386,9 +442,9 @@ def p99_table(s: Scored) -> str:
     if not ratios:
         return "No usable row carries one."
     return (
-        f"{len(ratios)} rows carry a p99 of TPOT: measured p99 over the predicted mean is {np.median(ratios):.2f} in the "
-        f"median, {np.percentile(ratios, 90):.2f} at the 90th percentile. p99 ITL has no measured rows: plans mark it as modelled, "
-        "checked by simulation."
+        f"{len(ratios)} rows carry a p99 of TPOT: measured p99 over the predicted mean is {np.median(ratios):.2f} "
+        f"in the median, {np.percentile(ratios, 90):.2f} at the 90th percentile. p99 ITL has no measured rows: "
+        "plans mark it as modelled, checked by simulation."
     )
 
 
@@ -401,31 +457,64 @@ def document(folder: Path) -> str:
     files = [as_file(f) for f in fits]
     s = Scored(fits, files, pairs)
     n = len(usable)
-    constants = [[f.generation.name, e, str(fitted_by(f.generation, e)), str(sum(1 for r in f.data.rows if r.engine == e))] for f in fits for e in sorted({r.engine for r in f.data.rows})]
+    constants = [
+        [f.generation.name, e, str(fitted_by(f.generation, e)), str(sum(1 for r in f.data.rows if r.engine == e))]
+        for f in fits
+        for e in sorted({r.engine for r in f.data.rows})
+    ]
     left = [[why, str(k)] for why, k in summary(out)]
     parts = [
         "# Accuracy",
         "",
-        f"Generated by `python benchmarks/accuracy.py` from the open measurements of {SNAPSHOT}. Cells are median / 90th percentile of the "
-        "absolute percentage error, with the median bias in per cent and the number of rows in brackets. Everything is cross-validated in "
-        "five folds: constants are refitted without the rows that are scored, and anchors (measured corrections, shrunk) come from the other "
-        "rows only. Saturated TTFT is never scored.",
+        f"Generated by `python benchmarks/accuracy.py` from the open measurements of {SNAPSHOT}. "
+        "Cells are median / 90th percentile of the absolute percentage error, with the median bias in per cent and the "
+        "number of rows in brackets. Everything is cross-validated in five folds: constants are refitted without "
+        "the rows that are scored, and anchors (measured corrections, shrunk) come from the other rows only. Saturated TTFT "
+        "is never scored.",
         "",
-        "## Against the goals", headline(s), "",
-        "## Beside simpler models, on the same rows", baselines(s), "", mean_ape(s), "",
-        "AIConfigurator's and AISimulate's published mean errors on InferenceX points are 24% for TPOT and 43% for TTFT (other rows of the same benchmark, not fitted).", "",
-        "## Bias by kind of model", bias_of_families(s), "",
-        "## Slices (configuration left out, with anchors)", slices(s), "",
-        "## Ranking and choice", ranking(s), "", choice_table(s), "",
-        "## Bands", band_table(s), "",
-        "## Odds", odds_table(s), "",
-        "## TPOT p99", p99_table(s), "",
+        "## Against the goals",
+        headline(s),
+        "",
+        "## Beside simpler models, on the same rows",
+        baselines(s),
+        "",
+        mean_ape(s),
+        "",
+        "AIConfigurator's and AISimulate's published mean errors on InferenceX points are 24% for TPOT and 43% for "
+        "TTFT (other rows of the same benchmark, not fitted).",
+        "",
+        "## Bias by kind of model",
+        bias_of_families(s),
+        "",
+        "## Slices (configuration left out, with anchors)",
+        slices(s),
+        "",
+        "## Ranking and choice",
+        ranking(s),
+        "",
+        choice_table(s),
+        "",
+        "## Bands",
+        band_table(s),
+        "",
+        "## Odds",
+        odds_table(s),
+        "",
+        "## TPOT p99",
+        p99_table(s),
+        "",
         "## Coverage",
         f"{len(pairs)} of {n} usable rows get a prediction ({100 * len(pairs) / n:.1f}%). Refused: "
-        + ("; ".join(f"{why} ({k})" for why, k in summary(refused)) or "none") + ".", "",
-        "## Constants", grid(["generation", "engine", "fitted constants", "rows"], constants), "",
-        "## Rows left out", grid(["reason", "rows"], left), "",
-    ]  # fmt: skip
+        + ("; ".join(f"{why} ({k})" for why, k in summary(refused)) or "none")
+        + ".",
+        "",
+        "## Constants",
+        grid(["generation", "engine", "fitted constants", "rows"], constants),
+        "",
+        "## Rows left out",
+        grid(["reason", "rows"], left),
+        "",
+    ]
     return "\n".join(parts)
 
 

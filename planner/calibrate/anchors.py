@@ -69,16 +69,16 @@ def effects(rows: Sequence[Row], residuals: Array, metric: str) -> dict[str, tup
     left = np.clip(residuals[used], -CLIP, CLIP)
     u = np.zeros(size)
     counts = np.zeros(size, dtype=int)
-    for _, which in pairs:
-        counts += np.bincount(which, minlength=size)
+    for _, places in pairs:
+        counts += np.bincount(places, minlength=size)
     for _ in range(ROUNDS):
-        for at, which in pairs:
-            total = np.bincount(which, left[at] + u[which], size)
-            n = np.bincount(which, minlength=size)
+        for own_rows, places in pairs:
+            total = np.bincount(places, left[own_rows] + u[places], size)
+            n = np.bincount(places, minlength=size)
             has = n > 0
             new = u.copy()
             new[has] = (total[has] / v.rest) / (n[has] / v.rest + 1.0 / variance[has])
-            left[at] += u[which] - new[which]
+            left[own_rows] += u[places] - new[places]
             u = new
     return {key: (float(u[i]), int(counts[i])) for key, i in index.items()}
 

@@ -178,7 +178,11 @@ class Model:
             ranks=self.ranks,
             prefill_ranks=self.prefill_ranks,
         )
-        return served.tpot_s, np.where(served.saturated, np.nan, served.ttft_s), np.minimum(served.output_tok_s * self.ranks, self.asked)
+        return (
+            served.tpot_s,
+            np.where(served.saturated, np.nan, served.ttft_s),
+            np.minimum(served.output_tok_s * self.ranks, self.asked),
+        )
 
 
 # The vendor's lab rows follow another protocol (exact lengths, release candidates without a date), so they say less
@@ -189,7 +193,9 @@ _LAB_WEIGHT = 0.5
 def row_weights(data: Data) -> Array:
     """n^-0.35 for n rows of one configuration: thirty points of one sweep count about as much as nine single ones."""
     n = Counter(r.configuration for r in data.rows)
-    return np.array([n[r.configuration] ** -0.35 * (_LAB_WEIGHT if r.source.endswith("nvidia-lab") else 1.0) for r in data.rows])
+    return np.array(
+        [n[r.configuration] ** -0.35 * (_LAB_WEIGHT if r.source.endswith("nvidia-lab") else 1.0) for r in data.rows]
+    )
 
 
 def fit(
@@ -237,7 +243,9 @@ def centred(model: Model, theta: Array) -> Model:
     prediction needs the median right. Too few such rows: as fitted.
     """
     data = model.data
-    public = np.array([r.kind == "closed-loop" and not r.source.endswith("nvidia-lab") and r.decode is None for r in data.rows])
+    public = np.array(
+        [r.kind == "closed-loop" and not r.source.endswith("nvidia-lab") and r.decode is None for r in data.rows]
+    )
     use = public & np.isfinite(data.tpot_s)
     if use.sum() < 100:
         return model

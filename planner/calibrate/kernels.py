@@ -108,7 +108,10 @@ def gemm(tables: Path) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def attention(tables: Path) -> dict[str, dict[str, float]]:
-    """Decode: floor of one layer's kernel and share of the bandwidth above 1 GB of KV. Prefill: 1 / MFU = 1 / large + waste / length."""
+    """Decode: floor of one layer's kernel and share of the bandwidth above 1 GB of KV.
+
+    Prefill: 1 / MFU = 1 / large + waste / length.
+    """
     found: dict[str, dict[str, float]] = defaultdict(dict)
     decode, prefill = read(tables / "efficiency_attn_decode.csv"), read(tables / "efficiency_attn_prefill.csv")
     for system, gpu in SYSTEMS.items():
@@ -200,7 +203,7 @@ def condense(tables: Path) -> dict[str, Any]:
     return {
         "source": SOURCE,
         "gpus": {
-            gpu: {"gemm": g.get(gpu, {}), "attention": a.get(gpu, {}), **{k: v for k, v in c.get(gpu, {}).items()}}
+            gpu: {"gemm": g.get(gpu, {}), "attention": a.get(gpu, {}), **dict(c.get(gpu, {}).items())}
             for gpu in SYSTEMS.values()
         },
     }

@@ -45,9 +45,17 @@ P = Parameter
 # Set once from a wider fit (all of them free), rounded, and left alone: each is weakly identified by serving rows.
 _SET = replace(
     Constants(),
-    moe_skew=0.72, moe_narrow=20.0, prefill_attention_ratio=0.9, host_step_s=0.35e-3, host_seq_s=8e-6, smooth=3.0, lockstep_prompts=1.3,
-    dp_stall_ratio=1.2, ep_imbalance_ratio=1.15, handover_s=0.05,
-)  # fmt: skip
+    moe_skew=0.72,
+    moe_narrow=20.0,
+    prefill_attention_ratio=0.9,
+    host_step_s=0.35e-3,
+    host_seq_s=8e-6,
+    smooth=3.0,
+    lockstep_prompts=1.3,
+    dp_stall_ratio=1.2,
+    ep_imbalance_ratio=1.15,
+    handover_s=0.05,
+)
 
 MODERN = Generation(
     "modern",

@@ -1,7 +1,8 @@
 """Simulate the closed loop behind `planner.perf.waves` once and write its table.
 
 C clients, one prefill server in order of arrival, think times spread uniformly by the answers' lengths (0.8 to 1.0
-of nominal, as InferenceX draws them), ten rounds, all starting at time zero. Waits are kept per client (wait / prefill / C).
+of nominal, as InferenceX draws them), ten rounds, all starting at time zero. Waits are kept
+per client (wait / prefill / C).
 
     python -m planner.calibrate.waves > planner/catalog/efficiency/closed_loop_wait.yaml
 """

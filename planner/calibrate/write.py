@@ -108,7 +108,7 @@ def spread(rows: tuple[Row, ...], residuals: Array) -> BandEntry | None:
     groups: dict[str, list[float]] = {}
     for i in ok:
         groups.setdefault(rows[i].configuration, []).append(float(residuals[i]))
-    within = [x - np.median(g) for g in groups.values() if len(g) > 2 for x in g]
+    within = [float(x - np.median(g)) for g in groups.values() if len(g) > 2 for x in g]
     offset = [float(np.median(g)) for g in groups.values() if len(g) > 2]
 
     def robust(v: list[float]) -> float:
@@ -117,9 +117,12 @@ def spread(rows: tuple[Row, ...], residuals: Array) -> BandEntry | None:
     rest = robust(within) or 0.05
     sd = robust(offset) if len(offset) > 4 else float(np.std(r))
     return BandEntry(
-        offset_sd=_short(max(sd, 0.01)), rest_sd=_short(max(rest, 0.01)), low_ratio=_short(float(np.exp(low))), high_ratio=_short(float(np.exp(high))),
+        offset_sd=_short(max(sd, 0.01)),
+        rest_sd=_short(max(rest, 0.01)),
+        low_ratio=_short(float(np.exp(low))),
+        high_ratio=_short(float(np.exp(high))),
         rows=len(ok),
-    )  # fmt: skip
+    )
 
 
 def _short(value: float) -> float:
@@ -164,7 +167,7 @@ def as_file(f: Fitted) -> CalibrationFile:
     """What is shipped."""
     g, data = f.generation, f.data
     engines = sorted({r.engine for r in data.rows})
-    base = {k: v for k, v in _changed(g).items()}
+    base = dict(_changed(g).items())
     shared = dict(base)
     archs: dict[str, dict[str, float]] = {}
     own: dict[str, dict[str, float]] = {e: {} for e in engines}
@@ -187,7 +190,7 @@ def as_file(f: Fitted) -> CalibrationFile:
         generation=g.name,
         fit_date=SNAPSHOT,
         reference_date=REFERENCE_DATE,
-        data="measurements_open.csv, silicon_open.csv with silicon_resolved.csv (open rows, exclusions in planner/calibrate/exclusions.py)",
+        data="measurements_open.csv, silicon_open.csv with silicon_resolved.csv; less planner/calibrate/exclusions.py",
         method="soft-L1 least squares of log residuals with priors; rows of a configuration weighted n^-0.35",
         constants=shared,
         architectures=archs,
@@ -218,7 +221,7 @@ def _changed(g: Generation) -> dict[str, float]:
 def _anchors(f: Fitted, engine: str) -> tuple[Anchor, ...]:
     keys = {k for r in f.data.rows if r.engine == engine for m in METRICS for k in effect_keys(r, m)}
     found = [
-        Anchor(key=k, metric=m, log_ratio=_short(v), rows=n)  # type: ignore[arg-type]
+        Anchor(key=k, metric=m, log_ratio=_short(v), rows=n)
         for m in METRICS
         for k, (v, n) in sorted(f.anchors[m].items())
         if k in keys and abs(v) >= 0.005

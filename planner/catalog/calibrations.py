@@ -39,7 +39,7 @@ class Anchor(Strict):
 class Engine(Strict):
     """What one engine family adds to the generation's shared constants."""
 
-    constants: dict[str, float] = {}
+    constants: dict[str, float] = Field(default_factory=dict)
     prefill_first: bool = False
     rows: Annotated[int, Field(ge=0)] = 0
     anchors: tuple[Anchor, ...] = ()
@@ -65,13 +65,13 @@ class CalibrationFile(Strict):
     """What it was fitted on."""
     method: str
     constants: dict[str, float]
-    architectures: dict[str, dict[str, float]] = {}
+    architectures: dict[str, dict[str, float]] = Field(default_factory=dict)
     engines: dict[str, Engine]
     measured_gpus: tuple[str, ...]
     measured_architectures: tuple[str, ...]
     measured_models: tuple[str, ...]
-    error: dict[str, ErrorReached] = {}
-    bands: dict[str, BandEntry] = {}
+    error: dict[str, ErrorReached] = Field(default_factory=dict)
+    bands: dict[str, BandEntry] = Field(default_factory=dict)
 
 
 @functools.cache

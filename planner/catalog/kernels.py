@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from pydantic import Field
+
 from planner.data import catalog_data
 from planner.documents import Strict, load_yaml, read_as
 
@@ -42,8 +44,8 @@ class GpuKernels(Strict):
 
     gemm: dict[str, Gemm]
     attention: AttentionKernels
-    allreduce: dict[int, Collective] = {}
-    alltoall: dict[int, Collective] = {}
+    allreduce: dict[int, Collective] = Field(default_factory=dict)
+    alltoall: dict[int, Collective] = Field(default_factory=dict)
 
 
 class KernelFile(Strict):

@@ -82,14 +82,37 @@ def estimate_one(
     """Predict one configuration: a closed loop of `concurrency`, a Poisson `rate_rps`, or the offline maximum."""
     if kind in ("closed-loop", "saturated", "static") and concurrency is None:
         if rate_rps is None:
-            raise UserError("case", "neither concurrency nor request rate is given", None, (), ("add --concurrency or --rate",))
+            raise UserError(
+                "case", "neither concurrency nor request rate is given", None, (), ("add --concurrency or --rate",)
+            )
         kind = "open-loop"
     row = Row(
-        id="", model=model, gpu=gpu_id(gpu), gpus=gpus, engine=engine_of(engine), engine_version=engine_version, date="", tp=tp, pp=pp, dp=dp,
-        ep=ep, prefill=None, decode=None, precision=precision or native_precision(model), kv=kv, isl_tokens=isl_tokens, osl_tokens=osl_tokens,
-        reserved_tokens=isl_tokens + osl_tokens, concurrency=concurrency, rate_rps=rate_rps, kind=kind, speculation=False, source="asked",
-        note="", measured=Measured(),
-    )  # fmt: skip
+        id="",
+        model=model,
+        gpu=gpu_id(gpu),
+        gpus=gpus,
+        engine=engine_of(engine),
+        engine_version=engine_version,
+        date="",
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        ep=ep,
+        prefill=None,
+        decode=None,
+        precision=precision or native_precision(model),
+        kv=kv,
+        isl_tokens=isl_tokens,
+        osl_tokens=osl_tokens,
+        reserved_tokens=isl_tokens + osl_tokens,
+        concurrency=concurrency,
+        rate_rps=rate_rps,
+        kind=kind,
+        speculation=False,
+        source="asked",
+        note="",
+        measured=Measured(),
+    )
     return estimate_row(row, simulate=simulate)
 
 
@@ -173,7 +196,9 @@ def read_cases(path: Path) -> tuple[list[str], list[list[str]]]:
     text = read_text(path, what="cases file", largest=LARGEST_CSV)
     where = Where(shown_path(path))
     try:
-        table = [line for line in csv.reader(io.StringIO(text.removeprefix("\ufeff"))) if any(cell.strip() for cell in line)]
+        table = [
+            line for line in csv.reader(io.StringIO(text.removeprefix("\ufeff"))) if any(cell.strip() for cell in line)
+        ]
     except csv.Error as e:
         raise UserError("csv", f"not a CSV file: {e}", where) from e
     if not table:
@@ -184,15 +209,21 @@ def read_cases(path: Path) -> tuple[list[str], list[list[str]]]:
         raise UserError("csv", f"column {twice[0]!r} stands twice", where, (), ("keep one of them",))
     clash = [c for c in COLUMNS if c in header]
     if clash:
-        raise UserError("csv", f"column {clash[0]!r} is an output of this command", where, (), ("remove the pred_ columns",))
+        raise UserError(
+            "csv", f"column {clash[0]!r} is an output of this command", where, (), ("remove the pred_ columns",)
+        )
     missing = [[c for c in layout if c not in header] for layout in _LAYOUTS]
     if all(missing):
         least = min(missing, key=len)
         raise UserError(
-            "csv", f"column {least[0]!r} is missing", where,
-            (f"the columns of measurements_open.csv are needed ({', '.join(_LAYOUTS[0])}, ...)",
-             f"or those of silicon_open.csv joined with silicon_resolved.csv ({', '.join(_LAYOUTS[1])}, ...)"),
-        )  # fmt: skip
+            "csv",
+            f"column {least[0]!r} is missing",
+            where,
+            (
+                f"the columns of measurements_open.csv are needed ({', '.join(_LAYOUTS[0])}, ...)",
+                f"or those of silicon_open.csv joined with silicon_resolved.csv ({', '.join(_LAYOUTS[1])}, ...)",
+            ),
+        )
     return header, table[1:]
 
 
@@ -228,4 +259,10 @@ def _columns(row: Row, p: Predicted, j: int) -> tuple[str, str, str, str, str]:
 
     # The offline maximum has no TTFT worth the name; a saturated closed loop's is its queue.
     ttft = "" if row.kind in ("offline", "slo-max") else shown(p.ttft_s[j], 1e3)
-    return ttft, shown(p.tpot_s[j], 1e3), shown(p.output_tok_s[j]), f"{p.kv_tokens[j]:.0f}" if np.isfinite(p.kv_tokens[j]) else "", ""
+    return (
+        ttft,
+        shown(p.tpot_s[j], 1e3),
+        shown(p.output_tok_s[j]),
+        f"{p.kv_tokens[j]:.0f}" if np.isfinite(p.kv_tokens[j]) else "",
+        "",
+    )

@@ -84,7 +84,8 @@ def cases_of(rows: Sequence[Row], resolved: Sequence[Resolved], prefill_first: S
 def _shared(keys: list[Any]) -> tuple[list[int], NDArray[np.intp]]:
     """(first row of each distinct key, each row's place among them)."""
     seen: dict[Any, int] = {}
-    first, index = [], []
+    first: list[int] = []
+    index: list[int] = []
     for i, key in enumerate(keys):
         at = seen.setdefault(key, len(seen))
         if at == len(first):
@@ -128,14 +129,19 @@ def predict(
         prefill_ranks=np.array([q.prefill_ranks for q in resolved]),
     )
     made = Predicted(
-        served.ttft_s, served.tpot_s, served.output_tok_s * ranks, np.array([q.kv_tokens for q in resolved]), served.running, served.saturated,
+        served.ttft_s,
+        served.tpot_s,
+        served.output_tok_s * ranks,
+        np.array([q.kv_tokens for q in resolved]),
+        served.running,
+        served.saturated,
         served.ttft_p99_s,
-    )  # fmt: skip
+    )
     if anchors:
         made = corrected(rows, calibrations, made)
     if simulate is not None:
         ttft = made.ttft_s.copy()
-        for i in np.flatnonzero(~made.saturated & np.isfinite(ttft)):
+        for i in np.flatnonzero(~made.saturated & np.isfinite(ttft)).tolist():
             own = simulate(rows[i], resolved[i], calibrations[i])
             ttft[i] = ttft[i] if own is None else own
         made = replace(made, ttft_s=ttft)
@@ -149,12 +155,13 @@ def predict(
 def corrected(rows: Sequence[Row], calibrations: Sequence[Calibration], p: Predicted) -> Predicted:
     """Measured corrections on top: TPOT and TTFT each their own; throughput follows them in a closed loop."""
 
-    def gain(metric: str) -> Array:
-        return np.array(
-            [c.anchors.sum(metric, effect_keys(r, metric)) for r, c in zip(rows, calibrations, strict=True)]
-        )
+    keys = [effect_keys(r, "tpot") for r in rows]
+    first = [k if r.decode is None else effect_keys(r, "ttft") for r, k in zip(rows, keys, strict=True)]
 
-    tpot, ttft, output = np.exp(gain("tpot")), np.exp(gain("ttft")), np.exp(-gain("throughput"))
+    def gain(metric: str, names: list[tuple[str, ...]]) -> Array:
+        return np.array([c.anchors.sum(metric, k) for c, k in zip(calibrations, names, strict=True)])
+
+    tpot, ttft, output = np.exp(gain("tpot", keys)), np.exp(gain("ttft", first)), np.exp(gain("throughput", keys))
     closed = np.array([KIND[r.kind] == CLOSED and r.decode is None for r in rows], dtype=bool)
     gaps = np.array([max(r.osl_tokens - 1.0, 0.0) for r in rows])
     before = p.ttft_s + gaps * p.tpot_s

@@ -51,8 +51,9 @@ def release_of(engine: str, version: str) -> str:
     since = {"vllm": known.vllm[0].since, "sglang": known.sglang[0].since, "trtllm": known.trtllm[0].since}
     first: str = since[engine]
     text = version.lower().lstrip("v")
-    if any(year in text for year in ("2023", "2024")):
-        return first
+    if "2023" in text or "2024" in text:
+        dated = {"vllm": "0.5.4" if "2024" in text else "0.2.0"}.get(engine, first)
+        return first if version_key(dated) < version_key(first) else dated
     m = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
     if m is None or (engine == "trtllm" and text.startswith(("0.7.", "0.8.", "1.x"))):
         return _UNRECORDED[engine]
@@ -148,7 +149,7 @@ def memory_of(d: Deployment, *, chunk_tokens: float, longest_tokens: float) -> M
 
 @functools.lru_cache(maxsize=8192)
 def deployment(
-    model: str, gpu: str, engine: str, version: str, shape: Shape, precision: str, kv: KvDtype, role: str
+    *, model: str, gpu: str, engine: str, version: str, shape: Shape, precision: str, kv: KvDtype, role: str
 ) -> Deployment:
     """One value per distinct configuration, so that everything cached on it is found again."""
     hw = hardware_of(gpu)
@@ -172,7 +173,14 @@ def resolve(row: Row) -> Resolved:
 
     def make(shape: Shape, role: str) -> Deployment:
         return deployment(
-            row.model, row.gpu, engine, release_of(engine, row.engine_version), shape, row.precision, kv, role
+            model=row.model,
+            gpu=row.gpu,
+            engine=engine,
+            version=release_of(engine, row.engine_version),
+            shape=shape,
+            precision=row.precision,
+            kv=kv,
+            role=role,
         )
 
     def capacity(d: Deployment) -> tuple[float, float]:

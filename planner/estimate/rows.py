@@ -41,17 +41,49 @@ ENGINES = {
 }
 
 GPUS = {
-    "h100-sxm": "h100-sxm", "h100_sxm": "h100-sxm", "h200-sxm": "h200-sxm", "h200_sxm": "h200-sxm", "b200": "b200-sxm", "b200_sxm": "b200-sxm",
-    "b300": "b300-sxm", "b300_sxm": "b300-sxm", "gb200": "gb200-nvl72", "gb300": "gb300-nvl72", "a100-sxm-80gb": "a100-80-sxm", "a100-80gb": "a100-80-sxm",
-    "a100_sxm": "a100-80-sxm", "a100-sxm-40gb": "a100-40-sxm", "a100-pcie-80gb": "a100-80-pcie", "gh200-96gb": "gh200-96", "gh200": "gh200-96",
-    "rtx-pro-6000": "rtx-pro-6000-server", "l40s": "l40s", "mi300x": "mi300x", "mi325x": "mi325x", "mi355x": "mi355x", "mi250": "mi250x", "h200-nvl": "h200-nvl",
-    "h100-nvl": "h100-nvl", "h20-96gb": "h20", "a10g": "a10g", "rtx-4090": "rtx-4090",
-}  # fmt: skip
+    "h100-sxm": "h100-sxm",
+    "h100_sxm": "h100-sxm",
+    "h200-sxm": "h200-sxm",
+    "h200_sxm": "h200-sxm",
+    "b200": "b200-sxm",
+    "b200_sxm": "b200-sxm",
+    "b300": "b300-sxm",
+    "b300_sxm": "b300-sxm",
+    "gb200": "gb200-nvl72",
+    "gb300": "gb300-nvl72",
+    "a100-sxm-80gb": "a100-80-sxm",
+    "a100-80gb": "a100-80-sxm",
+    "a100_sxm": "a100-80-sxm",
+    "a100-sxm-40gb": "a100-40-sxm",
+    "a100-pcie-80gb": "a100-80-pcie",
+    "gh200-96gb": "gh200-96",
+    "gh200": "gh200-96",
+    "rtx-pro-6000": "rtx-pro-6000-server",
+    "l40s": "l40s",
+    "mi300x": "mi300x",
+    "mi325x": "mi325x",
+    "mi355x": "mi355x",
+    "mi250": "mi250x",
+    "h200-nvl": "h200-nvl",
+    "h100-nvl": "h100-nvl",
+    "h20-96gb": "h20",
+    "a10g": "a10g",
+    "rtx-4090": "rtx-4090",
+}
 
 PRECISIONS = {
-    "bf16": "bf16", "fp16": "bf16", "bf16/fp16": "bf16", "fp8": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "mxfp4", "int4": "int4", "awq": "int4",
-    "int4-awq": "int4", "int8": "int8",
-}  # fmt: skip
+    "bf16": "bf16",
+    "fp16": "bf16",
+    "bf16/fp16": "bf16",
+    "fp8": "fp8",
+    "nvfp4": "nvfp4",
+    "fp4": "nvfp4",
+    "mxfp4": "mxfp4",
+    "int4": "int4",
+    "awq": "int4",
+    "int4-awq": "int4",
+    "int8": "int8",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +159,12 @@ class Row:
         else:
             shape = shape_key(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.ep)
         return configuration_name(
-            model=self.model, gpu=self.gpu, engine=self.engine, shape=shape, precision=self.precision, speculation=self.speculation
+            model=self.model,
+            gpu=self.gpu,
+            engine=self.engine,
+            shape=shape,
+            precision=self.precision,
+            speculation=self.speculation,
         )
 
     @property
@@ -143,13 +180,13 @@ def _wrong(what: str) -> UserError:
 def _text(row: Mapping[str, str | None], *names: str) -> str:
     for n in names:
         v = row.get(n)
-        if v is not None and v.strip() and v.strip().lower() != "nan":
-            return v.strip()
+        if v and (text := v.strip()) and text not in ("nan", "NaN"):
+            return text
     return ""
 
 
 def number(row: Mapping[str, str | None], *names: str, what: str | None = None) -> float | None:
-    """The first of these columns that holds a number; None where all are empty; UserError where one holds something else."""
+    """The first of these columns that holds a number; None where all are empty; UserError where one is no number."""
     text = _text(row, *names)
     if not text:
         return None
@@ -189,7 +226,7 @@ _RUN = re.compile(r"(?:run |measured=)(\d{4}-\d{2}-\d{2})")
 def gpu_id(name: str) -> str:
     """Catalogue id of a GPU as measurement files write it."""
     key = name.lower().rstrip("?").strip()
-    return GPUS.get(key, key)
+    return GPUS.get(key, name)
 
 
 def engine_of(name: str) -> str:
@@ -276,16 +313,38 @@ def _open(row: Mapping[str, str | None]) -> Row:
         # Attention data parallelism, labelled tp8 (first study, inferred from a residual of a factor two).
         tp, dp = 1, 8
     return Row(
-        id=_text(row, "id"), model=model, gpu=gpu, gpus=gpus, engine=engine_of(_text(row, "engine")), engine_version=_text(row, "engine_version"),
-        date=m.group(1) if (m := _RUN.search(note)) else "", tp=tp, pp=pp, dp=dp, ep=ep > 1, prefill=None, decode=None,
-        precision=_precision(_text(row, "precision_weights"), model), kv=_kv(_text(row, "precision_kv")),
-        isl_tokens=isl * factor, osl_tokens=osl * factor, reserved_tokens=isl + osl, concurrency=concurrency, rate_rps=rate, kind=kind,
-        speculation=_text(row, "spec_decode").lower() in ("mtp", "eagle", "yes"), source=source, note=note,
+        id=_text(row, "id"),
+        model=model,
+        gpu=gpu,
+        gpus=gpus,
+        engine=engine_of(_text(row, "engine")),
+        engine_version=_text(row, "engine_version"),
+        date=m.group(1) if (m := _RUN.search(note)) else "",
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        ep=ep > 1,
+        prefill=None,
+        decode=None,
+        precision=_precision(_text(row, "precision_weights"), model),
+        kv=_kv(_text(row, "precision_kv")),
+        isl_tokens=isl * factor,
+        osl_tokens=osl * factor,
+        reserved_tokens=isl + osl,
+        concurrency=concurrency,
+        rate_rps=rate,
+        kind=kind,
+        speculation=_text(row, "spec_decode").lower() in ("mtp", "eagle", "yes"),
+        source=source,
+        note=note,
         measured=Measured(
-            ttft_s=seconds("ttft_ms_mean_or_p50"), ttft_p99_s=seconds("ttft_ms_p99"), tpot_s=seconds("tpot_ms_mean_or_p50"),
-            tpot_p99_s=seconds("tpot_ms_p99"), output_tok_s=number(row, "output_tok_s_total"),
+            ttft_s=seconds("ttft_ms_mean_or_p50"),
+            ttft_p99_s=seconds("ttft_ms_p99"),
+            tpot_s=seconds("tpot_ms_mean_or_p50"),
+            tpot_p99_s=seconds("tpot_ms_p99"),
+            output_tok_s=number(row, "output_tok_s_total"),
         ),
-    )  # fmt: skip
+    )
 
 
 def _kind(text: str, *, concurrency: float | None, rate: float | None, concurrency_text: str) -> Kind:
@@ -342,10 +401,29 @@ def _silicon(row: Mapping[str, str | None]) -> Row:
     source_text = _text(row, "silicon_data_source")
     ttft, tpot = number(row, "silicon_ttft_ms"), number(row, "silicon_tpot_ms")
     return Row(
-        id=_text(row, "id"), model=model, gpu=gpu_id(_text(row, "system")), gpus=count(row, "gpus_total"), engine=engine_of(_text(row, "backend")),
-        engine_version=_text(row, "backend_version"), date=m.group(1) if (m := _RUN.search(source_text)) else "", tp=tp, pp=1, dp=dp, ep=ep > 1,
-        prefill=prefill, decode=decode, precision=_precision(_text(row, "weights", "precision"), model), kv=_kv(_text(row, "kv_dtype")),
-        isl_tokens=isl * factor, osl_tokens=osl * factor, reserved_tokens=isl + osl, concurrency=concurrency, rate_rps=None, kind="closed-loop",
-        speculation=spec.startswith("mtp"), source="silicon/" + (_text(row, "source") or "unknown"), note=source_text,
+        id=_text(row, "id"),
+        model=model,
+        gpu=gpu_id(_text(row, "system")),
+        gpus=count(row, "gpus_total"),
+        engine=engine_of(_text(row, "backend")),
+        engine_version=_text(row, "backend_version"),
+        date=m.group(1) if (m := _RUN.search(source_text)) else "",
+        tp=tp,
+        pp=1,
+        dp=dp,
+        ep=ep > 1,
+        prefill=prefill,
+        decode=decode,
+        precision=_precision(_text(row, "weights", "precision"), model),
+        kv=_kv(_text(row, "kv_dtype")),
+        isl_tokens=isl * factor,
+        osl_tokens=osl * factor,
+        reserved_tokens=isl + osl,
+        concurrency=concurrency,
+        rate_rps=None,
+        kind="closed-loop",
+        speculation=spec.startswith("mtp"),
+        source="silicon/" + (_text(row, "source") or "unknown"),
+        note=source_text,
         measured=Measured(ttft_s=ttft * 1e-3 if ttft else None, tpot_s=tpot * 1e-3 if tpot else None),
-    )  # fmt: skip
+    )

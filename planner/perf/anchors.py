@@ -7,6 +7,7 @@ up; what was never measured adds nothing.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import replace
@@ -18,6 +19,7 @@ _SUFFIX = re.compile(r"-(instruct|chat|hf|fp8|nvfp4|0528|it|v0\.1|awq)(?=-|$)")
 _SAME = {"deepseek-r1": "deepseek-v3", "deepseek-v3.1": "deepseek-v3", "llama-3.3-70b": "llama-3.1-70b"}
 
 
+@functools.lru_cache(maxsize=4096)
 def canonical(model: str) -> str:
     """One name per set of weight shapes: DeepSeek's R1 and V3 are one model, instruct and base versions too.
 
@@ -34,7 +36,9 @@ def shape_key(*, tp: int, pp: int = 1, dp: int = 1, ep: bool = False) -> str:
     return f"tp{tp}pp{pp}dp{dp}{'ep' if ep else ''}"
 
 
-def configuration_name(*, model: str, gpu: str, engine: str, shape: str, precision: str, speculation: bool = False) -> str:
+def configuration_name(
+    *, model: str, gpu: str, engine: str, shape: str, precision: str, speculation: bool = False
+) -> str:
     """model x GPU x engine x parallelism x precision: what cross-validation leaves out as one."""
     return "/".join((canonical(model), gpu, engine, shape, precision, "mtp" if speculation else "plain"))
 
@@ -79,7 +83,7 @@ def deployment_keys(d: Deployment, *, prompt_tokens: float | None = None) -> tup
 
 
 def anchored(calib: Calibration, d: Deployment, *, prompt_tokens: float | None = None) -> Calibration:
-    """The calibration with the measured corrections of this deployment on every step time; as it is where there are none."""
+    """The calibration with this deployment's measured corrections on every step time; as it is where there are none."""
     gain = calib.anchors.sum("tpot", deployment_keys(d, prompt_tokens=prompt_tokens))
     if gain == 0.0:
         return calib

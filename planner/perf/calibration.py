@@ -45,11 +45,11 @@ class Constants:
     ep_imbalance_ratio: float = 1.0
     """Work of the busiest expert-parallel rank over the mean."""
     int4_ratio: float = 0.8
-    """Weight-only 4-bit products (dequantised in registers): streaming on top of hbm_ratio, arithmetic of flop_ratio."""
+    """Weight-only 4-bit products (dequantised in registers), on top of hbm_ratio and flop_ratio."""
     launch_ratio: float = 1.0
     """The engine's fixed time per kernel against the tables'."""
     attention_layer_s: float = 22e-6
-    """Fixed time of an attention layer besides its products: attention's floor, norms, rope, cache write, MLP's activation."""
+    """Fixed time of an attention layer besides its products: attention's floor, norms, rope, cache, activation."""
     mla_layer_s: float = 35e-6
     """The same for a latent-attention layer (absorbed products, more small kernels)."""
     sparse_layer_s: float = 25e-6
@@ -67,7 +67,7 @@ class Constants:
     traffic_ratio: float = 1.0
     """Activation traffic over the counted one (unfused kernels move more)."""
     eager_kernel_s: float = 6e-6
-    """Host time to issue one kernel where no CUDA graph replays it: prefill steps wait for the host below this floor."""
+    """Host time to issue one kernel where no CUDA graph replays it: the floor of a prefill step."""
     host_step_s: float = 0.5e-3
     """Scheduler, sampler and output handling per step."""
     host_seq_s: float = 5e-6
@@ -85,7 +85,7 @@ class Constants:
     mtp_step_ratio: float = 1.2
     """A verification step (draft included) over a plain one."""
     dp_stall_ratio: float = 2.0
-    """Attention DP: how many times a rank's own prefills the others' stall it (1: all prefill together; ranks: never)."""
+    """Attention DP: stalls by all ranks' prefills over those by its own (1: all prefill together; ranks: never)."""
     dp_wait_steps: float = 0.0
     """Attention DP: decode steps a prompt waits for the other ranks' prompts, where the scheduler aligns them."""
     lockstep_prompts: float = 3.0
@@ -96,16 +96,39 @@ class Constants:
 
 
 IDEAL = Constants(
-    kernel_tables=False, smooth=math.inf, moe_flop_ratio=1.0, moe_tile_tokens=0.0, moe_narrow=0.0, moe_skew=1.0, int4_ratio=1.0,
-    launch_ratio=0.0, attention_layer_s=0.0, mla_layer_s=0.0, sparse_layer_s=0.0, recurrent_layer_s=0.0, moe_layer_s=0.0,
-    allreduce_ratio=0.0, alltoall_ratio=0.0, traffic_ratio=0.0, eager_kernel_s=0.0, host_step_s=0.0, host_seq_s=0.0, request_s=0.0, stream_s=0.0, first_kernel_s=0.0, dp_stall_ratio=1.0, lockstep_prompts=0.0,
-    handover_s=0.0, mtp_tokens=1.0, mtp_step_ratio=1.0,
-)  # fmt: skip
+    kernel_tables=False,
+    smooth=math.inf,
+    moe_flop_ratio=1.0,
+    moe_tile_tokens=0.0,
+    moe_narrow=0.0,
+    moe_skew=1.0,
+    int4_ratio=1.0,
+    launch_ratio=0.0,
+    attention_layer_s=0.0,
+    mla_layer_s=0.0,
+    sparse_layer_s=0.0,
+    recurrent_layer_s=0.0,
+    moe_layer_s=0.0,
+    allreduce_ratio=0.0,
+    alltoall_ratio=0.0,
+    traffic_ratio=0.0,
+    eager_kernel_s=0.0,
+    host_step_s=0.0,
+    host_seq_s=0.0,
+    request_s=0.0,
+    stream_s=0.0,
+    first_kernel_s=0.0,
+    dp_stall_ratio=1.0,
+    lockstep_prompts=0.0,
+    handover_s=0.0,
+    mtp_tokens=1.0,
+    mtp_step_ratio=1.0,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Spread of log(measured / predicted): per-configuration offset and the rest, as standard deviations, with quantiles."""
+    """Spread of log(measured / predicted): a configuration's offset and the rest (both sd), with quantiles."""
 
     offset_sd: float
     rest_sd: float
@@ -209,7 +232,7 @@ def _calibration(engine: str, generation: str, gpu_id: str, arch: str, gap_years
 def calibration_from(
     file: CalibrationFile, *, engine: str, gpu_id: str, arch: str, gap_years: float = 0.0
 ) -> Calibration:
-    """The constants of a file (shipped, or the user's own fit) for an engine on a GPU, `gap_years` after its reference."""
+    """A file's constants (shipped, or the user's own fit) for an engine on a GPU, `gap_years` after its reference."""
     family = _FAMILY.get(engine)
     section = file.engines.get(family or "")
     warnings = []
@@ -252,17 +275,35 @@ REFERENCE_DATE = "2026-03-01"
 # from the engines' release notes. Only the distance to the reference date matters, and it is rounded to months.
 _RELEASES: dict[str, tuple[tuple[str, str], ...]] = {
     "vllm": (
-        ("0.10", "2025-08-01"), ("0.11", "2025-10-01"), ("0.12", "2025-12-01"), ("0.13", "2025-12-20"), ("0.14", "2026-01-15"), ("0.15", "2026-01-30"),
-        ("0.16", "2026-02-20"), ("0.17", "2026-03-08"), ("0.18", "2026-03-25"), ("0.19", "2026-04-10"),
+        ("0.10", "2025-08-01"),
+        ("0.11", "2025-10-01"),
+        ("0.12", "2025-12-01"),
+        ("0.13", "2025-12-20"),
+        ("0.14", "2026-01-15"),
+        ("0.15", "2026-01-30"),
+        ("0.16", "2026-02-20"),
+        ("0.17", "2026-03-08"),
+        ("0.18", "2026-03-25"),
+        ("0.19", "2026-04-10"),
     ),
     "sglang": (
-        ("0.5.1", "2025-08-25"), ("0.5.5", "2025-11-08"), ("0.5.6", "2025-12-05"), ("0.5.7", "2026-01-05"), ("0.5.8", "2026-01-25"), ("0.5.9", "2026-02-25"),
+        ("0.5.1", "2025-08-25"),
+        ("0.5.5", "2025-11-08"),
+        ("0.5.6", "2025-12-05"),
+        ("0.5.7", "2026-01-05"),
+        ("0.5.8", "2026-01-25"),
+        ("0.5.9", "2026-02-25"),
         ("0.5.10", "2026-04-05"),
     ),
     "tensorrt-llm": (
-        ("1.0.0", "2025-08-01"), ("1.1.0", "2025-10-15"), ("1.2.0", "2026-01-01"), ("1.3.0", "2026-03-01"), ("0.8.1", "2026-02-01"), ("0.7.0", "2025-12-15"),
+        ("1.0.0", "2025-08-01"),
+        ("1.1.0", "2025-10-15"),
+        ("1.2.0", "2026-01-01"),
+        ("1.3.0", "2026-03-01"),
+        ("0.8.1", "2026-02-01"),
+        ("0.7.0", "2025-12-15"),
     ),
-}  # fmt: skip
+}
 _FURTHEST_YEARS = 0.5
 # Newest measured releases; anything newer counts as of the last runs in the data, no better.
 _NEWEST = {"vllm": "0.19", "sglang": "0.5.10", "tensorrt-llm": "1.3"}
@@ -338,4 +379,3 @@ def calibration_for(engine: str, engine_version: str, hardware: Hardware, *, dat
     gap = round(years(day) * 12) / 12 if day else 0.0
     generation = generation_of(engine, engine_version, hardware)
     return _calibration(engine, generation, hardware.gpu_id, hardware.arch, gap if generation == "modern" else 0.0)
-

@@ -138,11 +138,18 @@ def _group_matrices(g: LayerGroup, d: Deployment) -> list[MatrixOps]:
             # Tokens of all attention-DP ranks meet the experts: per token of one rank, dp x active / ranks.
             found.append(
                 MatrixOps(
-                    name, rate, row, sum(b for _, b in members) / ranks * n, 2.0 * one * moe.active * d.shape.dp / ranks * n, 2.0 * n,
-                    moe.experts, moe.active, float(moe.expert_width if d.shape.ep else moe.expert_width / ranks),
+                    name,
+                    rate,
+                    row,
+                    sum(b for _, b in members) / ranks * n,
+                    2.0 * one * moe.active * d.shape.dp / ranks * n,
+                    2.0 * n,
+                    moe.experts,
+                    moe.active,
+                    float(moe.expert_width if d.shape.ep else moe.expert_width / ranks),
                     2.0 * one * moe.experts / ranks * n,
                 )
-            )  # fmt: skip
+            )
             continue
         local = sum(b * shard_ratio(x, tp) for x, b in members)
         active = sum(x.inputs * x.outputs * x.active * shard_ratio(x, tp) for x, _ in members)
@@ -173,10 +180,13 @@ def _context(g: LayerGroup, d: Deployment) -> list[ContextOps]:
         cap = float(m.topk_tokens or math.inf)
         found = [
             ContextOps(
-                "attention", latent * element * n, 2.0 * heads * (2 * m.kv_lora_rank + m.rope_dim) * n,
-                2.0 * heads * (m.nope_dim + m.rope_dim + m.v_head_dim) * n, cap,
+                "attention",
+                latent * element * n,
+                2.0 * heads * (2 * m.kv_lora_rank + m.rope_dim) * n,
+                2.0 * heads * (m.nope_dim + m.rope_dim + m.v_head_dim) * n,
+                cap,
             )
-        ]  # fmt: skip
+        ]
         if m.indexer_heads:
             scoring = 2.0 * m.indexer_heads * m.indexer_dim * n
             found.append(ContextOps("indexer", (m.indexer_dim + 4.0) * n, scoring, scoring))
@@ -237,10 +247,23 @@ def _count(d: Deployment) -> Operations:
     def add(op: MatrixOps) -> None:
         key = (op.group, op.rate, op.row, op.experts, op.active, op.expert_width)
         have = matrices.get(key)
-        matrices[key] = op if have is None else MatrixOps(
-            op.group, op.rate, op.row, have.weight_bytes + op.weight_bytes, have.flop_per_token + op.flop_per_token, have.calls + op.calls,
-            op.experts, op.active, op.expert_width, have.expert_flop + op.expert_flop, op.head,
-        )  # fmt: skip
+        matrices[key] = (
+            op
+            if have is None
+            else MatrixOps(
+                op.group,
+                op.rate,
+                op.row,
+                have.weight_bytes + op.weight_bytes,
+                have.flop_per_token + op.flop_per_token,
+                have.calls + op.calls,
+                op.experts,
+                op.active,
+                op.expert_width,
+                have.expert_flop + op.expert_flop,
+                op.head,
+            )
+        )
 
     contexts: list[ContextOps] = []
     count = dict.fromkeys(("attention", "mla", "sparse", "recurrent", "moe", "reduce", "exchange"), 0.0)
@@ -265,7 +288,7 @@ def _count(d: Deployment) -> Operations:
         rows = {x.group for x in g.linears if x.shard == "row"}
         if tp > 1:
             count["reduce"] += n * bool(rows & {"attn", "linear_attn", "other"})
-            # Experts and shared expert are summed before one all-reduce; with attention DP an all-to-all takes its place.
+            # Experts and shared expert are summed before one all-reduce; attention DP has an all-to-all instead.
             count["reduce"] += (
                 n * bool(rows & {"dense_mlp", "shared_expert", "routed_expert"}) * (g.moe is None or dp == 1)
             )
@@ -277,10 +300,15 @@ def _count(d: Deployment) -> Operations:
     head = d.arch.lm_head
     add(
         MatrixOps(
-            "lm_head", rate, row, matrix_bytes(head_scheme, head.inputs, head.outputs) / tp, 2.0 * head.inputs * head.outputs / tp, 1.0,
+            "lm_head",
+            rate,
+            row,
+            matrix_bytes(head_scheme, head.inputs, head.outputs) / tp,
+            2.0 * head.inputs * head.outputs / tp,
+            1.0,
             head=True,
         )
-    )  # fmt: skip
+    )
     hidden_bytes = 2.0 * d.arch.hidden
     moe = next((g.moe for g in d.arch.layers if g.moe is not None), None)
     # A token goes to at most `active` other ranks; FP8 on the way out, 2 bytes back.

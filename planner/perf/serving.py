@@ -248,7 +248,7 @@ def _rows(c: Cases, index: NDArray[np.intp]) -> Cases:
     return Cases(*(getattr(c, f)[index] for f in Cases.__dataclass_fields__))
 
 
-def hand_over(k: Stack, c: Cases, o: Overheads, decoded: Served, ranks: Array, prefill_ranks: Array) -> Array:
+def hand_over(k: Stack, c: Cases, o: Overheads, decoded: Served, *, ranks: Array, prefill_ranks: Array) -> Array:
     """TTFT with prefill apart: the prefill pool's own time and queue, then the fixed time of the hand-over.
 
     `k` holds the prefill workers. Clients turn between the pools: what they do while not in prefill is think time.
@@ -297,8 +297,8 @@ def serve(
         if len(index) == 0:
             continue
         served = model(k.take(index), _rows(c, index), _over(o, index))
-        for f in out:
-            out[f][index] = getattr(served, f)
+        for f, values in out.items():
+            values[index] = getattr(served, f)
     index = np.flatnonzero(apart)
     if len(index):
         assert prefill_stack is not None
@@ -307,8 +307,10 @@ def serve(
         cases, over, decode = _rows(c, index), _over(o, index), k.take(index)
         served = decode_pool(decode, cases, over, np.full(len(index), 0.5))
         for _ in range(2):
-            ttft = hand_over(prefill_stack.take(index), cases, over, served, ranks[index], prefill_ranks[index])
+            ttft = hand_over(
+                prefill_stack.take(index), cases, over, served, ranks=ranks[index], prefill_ranks=prefill_ranks[index]
+            )
             served = decode_pool(decode, cases, over, ttft)
-        for f in out:
-            out[f][index] = getattr(served, f)
+        for f, values in out.items():
+            values[index] = getattr(served, f)
     return Served(**{f: (v > 0.5 if f == "saturated" else v) for f, v in out.items()})  # type: ignore[arg-type]

@@ -101,14 +101,12 @@ class Stack:
     state_s: Array
     eager_s: Array
     first_s: Array
-    smooth: float
+    smooth: Array
     pp: Array
 
     def take(self, index: NDArray[np.intp]) -> Stack:
         """Rows by index (repeats allowed)."""
-        return Stack(
-            *(getattr(self, f) if f == "smooth" else getattr(self, f)[index] for f in self.__dataclass_fields__)
-        )
+        return Stack(*(getattr(self, f)[index] for f in self.__dataclass_fields__))
 
 
 _WIDE = ("mem_s", "flop_s", "tile_s", "log_miss", "head", "context_s", "pair_s", "cap")
@@ -116,13 +114,10 @@ _FILL = {"log_miss": -math.inf, "cap": math.inf}
 
 
 def stack(rows: list[Coefficients]) -> Stack:
-    """Pad and stack. All rows must share the smooth maximum's exponent."""
-    assert len({r.smooth for r in rows}) == 1
+    """Pad and stack."""
     made: dict[str, Any] = {}
     for name in Stack.__dataclass_fields__:
-        if name == "smooth":
-            made[name] = rows[0].smooth
-        elif name in _WIDE:
+        if name in _WIDE:
             width = max(len(getattr(r, name)) for r in rows)
             table = np.full((len(rows), max(width, 1)), _FILL.get(name, 0.0))
             for i, r in enumerate(rows):
@@ -134,15 +129,16 @@ def stack(rows: list[Coefficients]) -> Stack:
     return Stack(**made)
 
 
-def smooth_max(a: Array, b: Array, p: float) -> Array:
+def smooth_max(a: Array, b: Array, p: float | Array) -> Array:
     """(a^p + b^p)^(1/p): within 30% of the larger where they are equal, the larger where they are far apart."""
-    if math.isinf(p):
-        return np.maximum(a, b)
     high = np.maximum(a, b)
+    if np.isinf(p).all():
+        return high
     low = np.minimum(a, b)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(high > 0, low / high, 0.0)
-    return np.asarray(high * (1.0 + ratio**p) ** (1.0 / p))
+        smooth = high * (1.0 + ratio**p) ** (1.0 / p)
+    return np.asarray(np.where(np.isinf(p), high, smooth))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +154,14 @@ class Rates:
 def _row(table: GpuKernels, row: str) -> tuple[float, float, float]:
     """(hbm ratio, flop ratio, fixed seconds) of a kernel row, falling back to the nearest format."""
     order = {
-        "bf16": ("bf16",), "fp8": ("fp8", "fp8_block"), "fp8_block": ("fp8_block", "fp8"), "fp4": ("fp4", "fp8"), "int8": ("int8", "fp8"),
-        "int4": ("bf16",), "weight_only8": ("bf16",),
-    }[row]  # fmt: skip
+        "bf16": ("bf16",),
+        "fp8": ("fp8", "fp8_block"),
+        "fp8_block": ("fp8_block", "fp8"),
+        "fp4": ("fp4", "fp8"),
+        "int8": ("int8", "fp8"),
+        "int4": ("bf16",),
+        "weight_only8": ("bf16",),
+    }[row]
     bf16 = table.gemm["bf16"]
     for name in (*order, "bf16"):
         g = table.gemm.get(name)
@@ -283,12 +284,26 @@ def resolve(ops: Operations, d: Deployment, c: Constants) -> Coefficients:
     gather = ops.logit_bytes_per_token * reduce.s_per_byte * c.allreduce_ratio / 2.0
     pace = c.pace_ratio
     return Coefficients(
-        mem_s=mem * pace, flop_s=flop * pace, tile_s=tile * pace, log_miss=miss, head=head, fixed_s=(fixed + comm_fixed) * pace,
-        host_step_s=c.host_step_s * pace, token_s=(comm_token + elementwise + recurrence) * pace, sqrt_s=comm_sqrt * pace,
-        sampled_s=(gather + c.host_seq_s) * pace, waste_s=waste * pace, context_s=context * pace, pair_s=pair * pace, cap=cap,
-        state_s=ops.state_bytes_per_seq / (bandwidth * min(stream, 1.0)) * pace, eager_s=ops.kernels * c.eager_kernel_s * pace, first_s=ops.kernels * c.first_kernel_s,
-        smooth=c.smooth, pp=float(pp),
-    )  # fmt: skip
+        mem_s=mem * pace,
+        flop_s=flop * pace,
+        tile_s=tile * pace,
+        log_miss=miss,
+        head=head,
+        fixed_s=(fixed + comm_fixed) * pace,
+        host_step_s=c.host_step_s * pace,
+        token_s=(comm_token + elementwise + recurrence) * pace,
+        sqrt_s=comm_sqrt * pace,
+        sampled_s=(gather + c.host_seq_s) * pace,
+        waste_s=waste * pace,
+        context_s=context * pace,
+        pair_s=pair * pace,
+        cap=cap,
+        state_s=ops.state_bytes_per_seq / (bandwidth * min(stream, 1.0)) * pace,
+        eager_s=ops.kernels * c.eager_kernel_s * pace,
+        first_s=ops.kernels * c.first_kernel_s,
+        smooth=c.smooth,
+        pp=float(pp),
+    )
 
 
 def linear_s(k: Stack, tokens: Array, *, mixed: bool) -> Array:
@@ -303,7 +318,7 @@ def linear_s(k: Stack, tokens: Array, *, mixed: bool) -> Array:
     width = np.where(k.head > 0, sampled[:, None], rows)
     # A batch smaller than one token cannot be; touched experts follow the real number of tokens.
     touched = -np.expm1(k.log_miss * np.maximum(rows, 1.0))
-    t = smooth_max(k.mem_s * touched, k.flop_s * width + k.tile_s * touched, k.smooth).sum(axis=1)
+    t = smooth_max(k.mem_s * touched, k.flop_s * width + k.tile_s * touched, k.smooth[:, None]).sum(axis=1)
     t = t + k.fixed_s + k.host_step_s + k.token_s * m + k.sqrt_s * np.sqrt(m) + k.sampled_s * sampled
     if mixed:
         t = smooth_max(np.asarray(t + k.waste_s * m), k.eager_s, k.smooth)
@@ -356,7 +371,7 @@ def step_s(
     prefill_tokens: float = 0,
     prefill_pairs: float = 0.0,
 ) -> float:
-    """Seconds of one step of one replica (or attention-DP rank). `context_tokens` is the sum over decoding sequences."""
+    """Seconds of one step of one replica (or attention-DP rank). `context_tokens`: sum over decoding sequences."""
     if decode_seqs + prefill_tokens <= 0:
         return 0.0
     k = coefficients(d, calib).one()

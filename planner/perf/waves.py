@@ -43,7 +43,7 @@ class Waves:
     p99: Array
 
     def __call__(self, *, clients: Array, think_ratio: Array, p99: bool = False) -> Array:
-        """Wait in units of one prefill, bilinear in the logarithms; waits per client where there are more than the table's most."""
+        """Wait in units of one prefill, bilinear in the logarithms; per client beyond the table's most."""
         most = float(np.exp(self.log_clients[-1]))
         x = np.log(np.clip(clients, 1.0, most))
         y = np.log(np.clip(think_ratio, np.exp(self.log_think[0]), np.exp(self.log_think[-1])))

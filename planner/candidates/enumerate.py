@@ -42,6 +42,7 @@ from planner.intent.slo import Slo
 from planner.perf.arch import Shape
 from planner.perf.checkpoints import checkpoint_for
 from planner.perf.deployment import Deployment, Hardware, KvDtype
+from planner.perf.identity import ByIdentity
 from planner.perf.load import LoadModel
 from planner.perf.memory import Memory
 from planner.perf.rules import check_shape
@@ -60,16 +61,57 @@ def candidates(ask: Ask, *, prune: bool = True) -> tuple[Candidate, ...]:
     longest = longest_request(ask)
     groups = tuple(dict.fromkeys(g for s in class_groups(tuple(n for n, _ in ask.rates)) for g in s))
     for place in places(ask):
-        seen = _Seen(prune)
-        here = list(layouts(ask, place, longest, refused))
+        here: dict[int, list[Layout]] = {}
+        for layout in layouts(ask, place, longest, refused):
+            here.setdefault(layout.shape.gpus, []).append(layout)
         for group in groups:
             for role in roles_of(ask, place.hardware):
-                seen.rivals.clear()
-                for layout in here:
-                    found += _sized(ask, place, layout, group=group, role=role, longest=longest, seen=seen)
+                for size in sorted(here):
+                    found += _of_size(ask, place, here[size], group=group, role=role, longest=longest, prune=prune)
     if not found:
         raise _nothing_runs(ask, refused)
     return tuple(found)
+
+
+_KNOWN: ByIdentity[tuple[Candidate, ...]] = ByIdentity(most=20_000)
+
+
+def _of_size(
+    ask: Ask,
+    place: Place,
+    same_size: Sequence[Layout],
+    *,
+    group: tuple[str, ...],
+    role: Role,
+    longest: int,
+    prune: bool,
+) -> tuple[Candidate, ...]:
+    """Layouts that take the same GPUs, remembered: an explanation asks again with another fleet size or rate, and
+    neither changes what one replica does. Everything that does is in the key."""
+    service = ask.service
+    total = sum(rate for _, rate in ask.rates)
+    classes = classes_of(ask, group)
+    key = (
+        repr(place.pool.model_copy(update={"nodes": 1, "reserved_nodes": 0})),
+        tuple((x.shape, x.checkpoint.repo, x.checkpoint.precision, x.checkpoint.online, x.kv_dtype) for x in same_size),
+        role,
+        tuple((c.name, round(c.rate_per_s / total, 9), c.slos) for c in classes),
+        repr(service.fixed),
+        repr(service.speculation),
+        (service.name, service.engine, ask.engine_version, service.gpu_memory_utilization, service.accuracy_floor),
+        (service.load_cap, service.degraded_cap, service.survive == "none", longest, prune),
+        (ask.today, ask.margins, place.gpus if _hits_depend_on_replicas(classes) else 0),
+    )
+
+    def make() -> tuple[Candidate, ...]:
+        seen = _Seen(prune)
+        return tuple(
+            c
+            for layout in same_size
+            for c in _sized(ask, place, layout, group=group, role=role, longest=longest, seen=seen)
+        )
+
+    return _KNOWN.get(ask.classes, key, make)
 
 
 @dataclass(frozen=True, slots=True)

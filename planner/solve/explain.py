@@ -276,7 +276,7 @@ def _apart_or_together(setting: _Setting) -> tuple[str, ...]:
     together, apart = (show_rate(total * shares[p] / 1000) for p in ("aggregated", "disaggregated"))
     if not shares["aggregated"] or not shares["disaggregated"]:
         missing = "aggregated pools" if not shares["aggregated"] else "prefill and decode apart"
-        return (f"{missing} carry nothing within the promises on {setting.gpus} GPUs",)
+        return (f"{missing} cannot keep these promises on {setting.gpus} GPUs",)
     if shares["disaggregated"] <= shares["aggregated"]:
         return (
             f"prefill and decode apart are not worth it: {setting.gpus} GPUs carry {apart} apart, {together} together",

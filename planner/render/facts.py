@@ -109,7 +109,13 @@ class PoolFacts:
 def engine_of(service: ServiceDoc, plan: Plan) -> EngineVersion:
     """The engine version that runs: what the target's runtime carries, or what the service names."""
     if service.target != "dynamo":
-        return find_engine(service.engine, service.engine_version)
+        engine = find_engine(service.engine, service.engine_version)
+        if engine.carried_by is not None:
+            raise not_supported(
+                f"{engine.label} with target {service.target}",
+                helps=(f"that version is known as {engine.carried_by} carries it: plan with target dynamo",),
+            )
+        return engine
     if plan.platform.dynamo_version != DYNAMO:
         raise not_supported(
             f"Dynamo {plan.platform.dynamo_version}", helps=(f"set dynamo_version: {DYNAMO} in platform.yaml",)

@@ -158,6 +158,12 @@ def test_every_case_passes_its_tables(name: str) -> None:
     assert checked or all(s.target == "dynamo" for s in case.plan.services)
 
 
+def test_a_carried_version_runs_on_its_carrier_only() -> None:
+    doc, intent = service()
+    with pytest.raises(UserError, match=r"vllm 0\.31\.0 with target kubernetes is not supported"):
+        render(plan((doc.model_copy(update={"engine_version": "0.31.0"}), intent)))
+
+
 def test_dynamo_keeps_to_its_allow_list() -> None:
     with pytest.raises(UserError, match="--shutdown-timeout is not a flag"):
         check("vllm", "0.31.0", ["--shutdown-timeout=1"])

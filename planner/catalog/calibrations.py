@@ -42,6 +42,8 @@ class Engine(Strict):
     constants: dict[str, float] = Field(default_factory=dict)
     prefill_first: bool = False
     rows: Annotated[int, Field(ge=0)] = 0
+    bands: dict[str, BandEntry] = Field(default_factory=dict)
+    """Its own spreads, where it has rows enough; else the generation's."""
     anchors: tuple[Anchor, ...] = ()
 
 

@@ -109,6 +109,7 @@ def estimate_one(
         rate_rps=rate_rps,
         kind=kind,
         speculation=False,
+        admitted=False,
         source="asked",
         note="",
         measured=Measured(),

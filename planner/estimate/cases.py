@@ -71,7 +71,10 @@ def cases_of(rows: Sequence[Row], resolved: Sequence[Resolved], prefill_first: S
         osl=array([r.osl_tokens for r in rows]),
         clients=array([max(r.concurrency / q.ranks, 1.0) if r.concurrency else math.inf for r, q in pairs]),
         rate=array([(r.rate_rps or 0.0) / q.ranks for r, q in pairs]),
-        admitted=array([q.max_seqs for q in resolved]),
+        # Where the file says that nobody queued, what it says beats what the memory model makes of unknown flags.
+        admitted=array(
+            [max(q.max_seqs, (r.concurrency or 0.0) / q.ranks) if r.admitted else q.max_seqs for r, q in pairs]
+        ),
         chunk=array([q.chunk_tokens for q in resolved]),
         prefill_first=np.array(list(prefill_first), dtype=bool),
         kind=np.array([KIND[r.kind] for r in rows], dtype=np.intp),

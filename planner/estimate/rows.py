@@ -146,6 +146,8 @@ class Row:
     rate_rps: float | None
     kind: Kind
     speculation: bool
+    admitted: bool
+    """The file says that the cache and the cap admitted every client (kind closed-loop, not saturated)."""
     source: str
     note: str
     measured: Measured
@@ -335,6 +337,7 @@ def _open(row: Mapping[str, str | None]) -> Row:
         rate_rps=rate,
         kind=kind,
         speculation=_text(row, "spec_decode").lower() in ("mtp", "eagle", "yes"),
+        admitted=_text(row, "kind") in ("closed-loop", "closed-loop-low-conc"),
         source=source,
         note=note,
         measured=Measured(
@@ -423,6 +426,7 @@ def _silicon(row: Mapping[str, str | None]) -> Row:
         rate_rps=None,
         kind="closed-loop",
         speculation=spec.startswith("mtp"),
+        admitted=False,
         source="silicon/" + (_text(row, "source") or "unknown"),
         note=source_text,
         measured=Measured(ttft_s=ttft * 1e-3 if ttft else None, tpot_s=tpot * 1e-3 if tpot else None),

@@ -258,7 +258,7 @@ def calibration_from(
         constants=constants,
         fit_date=file.fit_date,
         rows=section.rows,
-        bands=tuple((k, Band(**b.model_dump())) for k, b in file.bands.items()),
+        bands=tuple((k, Band(**b.model_dump())) for k, b in ({**file.bands, **section.bands}).items()),
         gpu_measured=gpu_id in file.measured_gpus,
         engine_measured=engine_measured,
         warning="; ".join(warnings) or None,

@@ -30,6 +30,9 @@ _ROUNDS = 24
 VERIFIED_TOKENS = 4.0
 MTP_TTFT_RATIO = 1.7
 
+# The cache's size is known to some 10%: a run is called saturated where the clients exceed it by more.
+CAPACITY_SLACK = 1.1
+
 CLOSED, OFFLINE, STATIC, OPEN = 0, 1, 2, 3
 
 
@@ -140,7 +143,7 @@ def closed_loop(k: Stack, c: Cases, o: Overheads) -> Served:
     """C clients in turns."""
     limit = c.admitted
     clients = np.minimum(c.clients, limit)
-    saturated = c.clients > limit * 1.02
+    saturated = c.clients > limit * CAPACITY_SLACK
     context = c.isl + c.osl / 2.0
     gaps = np.maximum(c.osl - 1.0, 1.0)
     running = np.maximum(clients * 0.9, 1.0)
@@ -275,7 +278,7 @@ def decode_pool(k: Stack, c: Cases, o: Overheads, ttft_s: Array) -> Served:
         running = 0.5 * running + 0.5 * np.maximum(away, 1.0)
         tpot = decode_step_s(k, c, o, running, context)
     output = running / tpot * c.osl / gaps
-    return Served(ttft_s, tpot, output, running, np.full_like(tpot, np.nan), c.clients > limit * 1.02)
+    return Served(ttft_s, tpot, output, running, np.full_like(tpot, np.nan), c.clients > limit * CAPACITY_SLACK)
 
 
 def serve(

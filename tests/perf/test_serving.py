@@ -43,6 +43,7 @@ def row(**changes) -> Row:
         rate_rps=None,
         kind="closed-loop",
         speculation=False,
+        admitted=False,
         source="test",
         note="",
         measured=Measured(),

@@ -58,6 +58,7 @@ def made_up(engine: str = "vllm") -> Data:
                     rate_rps=None,
                     kind="closed-loop",
                     speculation=False,
+                    admitted=False,
                     source="made up",
                     note="",
                     measured=Measured(),

@@ -39,12 +39,16 @@ def chunks_of(table: StepTable, g: Requests, *, beside_tokens: float, chunk_toke
     base = float(table.linear_decode(beside_tokens)) if beside_tokens else 0.0
     sizes = np.concatenate([np.full(len(tokens), chunk_tokens), np.maximum(rest, 1.0)])
     weights = np.concatenate([g.weights * full, g.weights * (rest > 0)])
-    extra = along(table.linear_mixed, beside_tokens + sizes) - base + np.tile(per_token, 2) * sizes
+    # A step with prompts in it is never shorter than without, whatever a table says beyond its last knot.
+    extra = np.maximum(along(table.linear_mixed, beside_tokens + sizes) - base, 0.0) + np.tile(per_token, 2) * sizes
     keep = weights > 0
     extra, weights = extra[keep], weights[keep]
     order = np.argsort(extra, kind="stable")
     total = float(weights.sum())
-    whole = float(table.linear_mixed(beside_tokens + chunk_tokens)) - base + float(per_token @ g.weights) * chunk_tokens
+    whole = (
+        max(float(table.linear_mixed(beside_tokens + chunk_tokens)) - base, 0.0)
+        + float(per_token @ g.weights) * chunk_tokens
+    )
     return Chunks(extra[order], np.cumsum(weights[order]) / total, total, max(whole, float(extra.max())))
 
 

@@ -211,7 +211,8 @@ class ReplicaModel:
                 sizes = np.minimum(np.maximum(g.prefill_tokens, merged), self.chunk(k))
                 base = float(self.pool.table.linear_decode(beside)) if beside else 0.0
                 p.append(
-                    float((g.weights * g.prefill_tokens) @ ((along(mixed, beside + sizes) - base) / sizes)) + attention
+                    float((g.weights * g.prefill_tokens) @ (np.maximum(along(mixed, beside + sizes) - base, 0) / sizes))
+                    + attention
                 )
             per_prompt = np.interp(n, self._knots, p)
             unshared = np.maximum(1 - rate_per_s * per_prompt, 0.02)
@@ -297,7 +298,7 @@ class ReplicaModel:
         linear = along(pool.table.linear_mixed, beside + k * level) - (
             float(pool.table.linear_decode(beside)) if beside else 0.0
         )
-        step = base + np.where(k > 0, linear + per_token * k * level, 0.0)
+        step = base + np.where(k > 0, np.maximum(linear, 0.0) + per_token * k * level, 0.0)
         idle = base == 0.0
         if idle:
             step[0] = 0.0

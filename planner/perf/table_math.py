@@ -59,7 +59,8 @@ def prompt_extra_s(
     """
     whole = np.minimum(step_tokens if step_tokens is not None else prefill_tokens, chunk_tokens)
     base = float(table.linear_decode(decode_tokens)) if decode_tokens > 0 else 0.0
-    linear = (along(table.linear_mixed, decode_tokens + whole) - base) / whole * prefill_tokens
+    # Never below zero, whatever a table says beyond its last knot.
+    linear = np.maximum(along(table.linear_mixed, decode_tokens + whole) - base, 0.0) / whole * prefill_tokens
     return linear + prompt_attention_s(
         table, chunk_tokens=chunk_tokens, start_tokens=start_tokens, prefill_tokens=prefill_tokens
     )

@@ -6,8 +6,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from planner.errors import UserError
+from planner.perf.load import LoadModel
 from planner.perf.pool import Handover
 from planner.perf.table import Curve
 from planner.simulate.run import Failure, SimPool, SimResult, SimSpec, one_replica, simulate, verify
@@ -193,3 +196,51 @@ def test_a_lockstep_group_can_be_lost() -> None:
     r = simulate(SimSpec(pools, (traffic(1024, 256, rate=16.0),), requests=3000, failures=(Failure(0, 60.0, 30.0),)))
     balanced(r)
     assert r.books.restarted > 0
+
+
+@settings(max_examples=60)
+@given(
+    isl=st.sampled_from([1, 5, 300, 6000]),
+    osl=st.sampled_from([1, 2, 60, 800]),
+    cv=st.sampled_from([0.0, 0.4, 2.0]),
+    seqs=st.sampled_from([1, 5, 200]),
+    budget=st.sampled_from([1024, 8192]),
+    capacity=st.sampled_from([4000.0, 40_000.0, 1e9]),
+    scheduler=st.sampled_from(["decode-first", "prefill-first"]),
+    ranks=st.sampled_from([1, 1, 3]),
+    apart=st.booleans(),
+    load=st.sampled_from([0.3, 0.9, 1.6]),
+    fails=st.booleans(),
+)
+def test_whatever_the_setting_the_books_balance(
+    isl: int,
+    osl: int,
+    cv: float,
+    seqs: int,
+    budget: int,
+    capacity: float,
+    scheduler: str,
+    ranks: int,
+    apart: bool,
+    load: float,
+    fails: bool,
+) -> None:
+    p = pool(
+        max_num_seqs=seqs,
+        max_num_batched_tokens=budget,
+        kv_capacity=capacity,
+        scheduler=scheduler,
+        lockstep_ranks=ranks,
+    )
+    c = traffic(isl, osl, cv=cv)
+    rate = 2 * load * LoadModel(p, [c]).lambda_max
+    pools: tuple[SimPool, ...] = (SimPool("p", p, 2, "least-loaded"),)
+    if apart:
+        pools = (SimPool("p", p.with_(role="prefill"), 2), SimPool("d", p.with_(role="decode"), 2))
+    failures = (Failure(0, 60 / rate, 30 / rate),) if fails else ()
+    handover = Handover(1e5, 1e10) if apart else None
+    r = simulate(SimSpec(pools, (c.at(rate),), handover=handover, requests=200, failures=failures))
+    balanced(r)
+    q = r.classes[0]
+    assert (q.ttft_s >= 0).all()
+    assert (q.e2e_s >= q.ttft_s - 1e-9).all()

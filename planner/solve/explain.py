@@ -20,6 +20,8 @@ from planner.units import show_money, show_rate, show_time
 _NOT_ASKED = frozenset({"traffic-served", "engine-supports", "distinct-shapes", "kv-transfer"})
 
 
+MOST_EXPLAINED = 12
+"""With more services only what needs no solving again is told: each reason is a question of its own."""
 _EXPLAIN_LIMITS = Limits(first=5.0, ties=2.0)
 
 
@@ -50,6 +52,8 @@ def explain_service(
         if c.service != name and (ps := [p for p in chosen if p.service == c.service])
     ]
     setting = _Setting(name, question, evaluator, prepared, tuple(others), tuple(mine), scale)
+    if len(question.asks) > MOST_EXPLAINED:
+        return Told((), _runner_up(setting), _why(setting))
     return Told(
         _bound_by(setting), _runner_up(setting), (*_why(setting), *_apart_or_together(setting), *_one_fewer(setting))
     )

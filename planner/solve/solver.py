@@ -13,7 +13,7 @@ from planner.errors import UserError
 from planner.intent.fleet import Fleet
 from planner.plan.solution import ChosenPool, ChosenService, Solution
 from planner.solve.choices import Choices
-from planner.solve.explain import explain_service
+from planner.solve.explain import MOST_EXPLAINED, explain_service
 from planner.solve.infeasible import infeasible, time_limit
 from planner.solve.model import Limits, Outcome, select
 from planner.solve.objective import goals, most_traffic
@@ -152,6 +152,10 @@ def _solution(
                 runner_up=told.runner_up if told else None,
                 why=told.why if told else (),
             )
+        )
+    if explain and len(question.asks) > MOST_EXPLAINED:
+        notes.append(
+            f"more than {MOST_EXPLAINED} services: what binds each of them is left out; plan one alone to see it"
         )
     status: Literal["optimal", "feasible"] = "optimal" if outcome.status == "optimal" else "feasible"
     if scale is None:

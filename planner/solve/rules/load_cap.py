@@ -7,6 +7,7 @@ The caps are the intent's (0.8 and 0.95): near the limit queues grow without war
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,9 +43,12 @@ class LoadCap:
             }
             return question.with_ask(ask.with_service(**{c: raised[c] for c in caps}))
 
-        k = smallest(make, 99, feasible)
-        if k is None:
+        # Past the room that is left a step changes nothing; and where all of it is not enough, no step is.
+        most = math.ceil((1 - min(getattr(ask.service, c) for c in caps)) * 100 - 1e-9)
+        if most < 1 or not feasible(make(most)):
             return None
+        k = smallest(make, most, feasible)
+        assert k is not None
         service = make(k).ask(ask.name).service
         shown = " and ".join(f"{c} to {getattr(service, c):g}" for c in caps)
         return Relaxation(f"raise {shown} of {ask.name} (queues grow quickly up there)", make(k), make(k - 1))

@@ -43,7 +43,8 @@ PATH = click.Path(path_type=Path)
 @click.option("--survive", help='none, "1 replica" or "1 node".')
 @click.option("--max-context", type=int, help="Longest request (prompt and answer) that must be admitted.")
 @click.option("--objective", help="cost, gpus or throughput.")
-@click.option("--baseline", type=PATH, help="A plan that runs today: changing it then counts.")
+@click.option("--baseline", type=PATH, help="What runs today (a plan, or manifests): changing it then counts.")
+@click.option("--keep", multiple=True, help="Service that stays exactly as the baseline has it; repeats.")
 @click.option("-o", "--output-dir", type=PATH, help="Write plan.yaml and everything rendered from it into this folder.")
 @click.option("--force", is_flag=True, help="Overwrite files that were edited by hand.")
 @click.option(
@@ -79,6 +80,7 @@ def plan(
     max_context: int | None,
     objective: str | None,
     baseline: Path | None,
+    keep: tuple[str, ...],
     output_dir: Path | None,
     force: bool,
     templates_dir: Path | None,
@@ -123,7 +125,12 @@ def plan(
         objective=objective,
     )  # fmt: skip
     question: Question = ask(
-        fleet=fleet, intent_files=intent_files, platform_file=platform_file, words=words, baseline=baseline
+        fleet=fleet,
+        intent_files=intent_files,
+        platform_file=platform_file,
+        words=words,
+        baseline=baseline,
+        keep=keep,
     )
     with progress() as told:
         answer = make_plan(question, verify=not no_verify, progress=told)

@@ -37,7 +37,7 @@ def make_plan(question: Question, *, verify: bool = True, progress: Callable[[st
     for round_number in range(1, MOST_ROUNDS + 1):
         solution = solve(
             question.asks, question.fleet, evaluate=candidates, predict=predict, objective=question.intent.objective,
-            cuts=cuts, baseline=question.baseline_pools, change_cost=question.intent.change_cost,
+            cuts=cuts, baseline=question.baseline_pools, change_cost=question.intent.change_cost, keep=question.keep,
         )  # fmt: skip
         if not verify:
             break

@@ -12,7 +12,7 @@ from planner.catalog.engines import DYNAMO_CARRIES, find_engine
 from planner.catalog.gpus import find_gpu
 from planner.catalog.models import Model, find_model
 from planner.documents import load_yaml, read_as
-from planner.errors import UserError, Where
+from planner.errors import UserError, Where, did_you_mean
 from planner.intent.document import Intent, Service
 from planner.intent.fleet import Fleet
 from planner.intent.platform import Platform
@@ -20,6 +20,7 @@ from planner.intent.resolve import Words, load_intents, load_platform
 from planner.perf.traffic import class_load
 from planner.plan.document import Plan
 from planner.plan.models import model_named
+from planner.plan.today import Today
 
 if TYPE_CHECKING:
     from planner.solve.question import BaselinePool
@@ -34,21 +35,18 @@ class Question:
     platform: Platform
     asks: tuple[Ask, ...]
     assumed: tuple[str, ...] = ()
-    baseline: Plan | None = None
+    today: Today | None = None
+    keep: tuple[str, ...] = ()
+    """Services that stay as they run today."""
 
     @property
     def baseline_pools(self) -> tuple[BaselinePool, ...]:
         """What runs today, in the solver's terms."""
-        if self.baseline is None:
+        if self.today is None:
             return ()
-        from planner.plan.assemble import candidate_key
         from planner.solve.question import BaselinePool
 
-        return tuple(
-            BaselinePool(s.name, candidate_key(s, p), p.replicas, p.gpus_per_replica)
-            for s in self.baseline.services
-            for p in s.pools
-        )
+        return tuple(BaselinePool(p.service, p.key, p.replicas, p.gpus_per_replica) for p in self.today.pools)
 
 
 def ask(
@@ -58,34 +56,60 @@ def ask(
     platform_file: Path | None = None,
     words: Words = Words(),  # noqa: B008 - frozen
     baseline: Path | None = None,
+    keep: Sequence[str] = (),
 ) -> Question:
     """Files and words -> a question, every name in it known to the catalogue."""
-    from planner.plan.text import load
-
     fleet_document = load_yaml(fleet, what="fleet")
     asked_fleet = read_as(Fleet, fleet_document, what="a fleet")
     for i, pool in enumerate(asked_fleet.pools):
         find_gpu(pool.gpu, where=fleet_document.where(("pools", i, "gpu")))
     intent, assumed = load_intents(intent_files, words)
-    return _question(
-        intent,
-        asked_fleet,
-        load_platform(platform_file),
-        assumed,
-        load(baseline) if baseline is not None else None,
-        _places(intent, intent_files, words),
+    for name in keep:
+        if name not in [x.name for x in intent.services]:
+            raise UserError(
+                "unknown-service",
+                f"no service {name!r} to keep",
+                None,
+                (),
+                did_you_mean(name, [x.name for x in intent.services]),
+            )
+    question = _question(
+        intent, asked_fleet, load_platform(platform_file), assumed, _places(intent, intent_files, words), {}
     )
+    today = _today(intent, asked_fleet, baseline, intent_files)
+    if keep and today is None:
+        raise UserError(
+            "keep-without-baseline", f"--keep {keep[0]} needs a baseline", None, (), ("add --baseline PLAN",)
+        )
+    return replace(question, today=today, keep=tuple(keep))
+
+
+def _today(intent: Intent, fleet: Fleet, baseline: Path | None, intent_files: Sequence[Path]) -> Today | None:
+    """The baseline of the command line, else what the services of the intent name (relative to the intent file)."""
+    if baseline is None and not any(s.baseline for s in intent.services):
+        return None
+    from planner.pipeline.baseline import joined, read_today
+
+    if baseline is not None:
+        return read_today(baseline, intent=intent, fleet=fleet)
+    folder = intent_files[0].parent if intent_files else Path()
+    found = []
+    for service in intent.services:
+        if service.baseline is not None:
+            all_of_it = read_today(folder / service.baseline, intent=intent, fleet=fleet)
+            found.append(replace(all_of_it, pools=tuple(p for p in all_of_it.pools if p.service == service.name)))
+    return joined(found)
 
 
 def question_of(plan: Plan) -> Question:
     """The question that a plan answers, from what it embeds."""
     own = {o.name: model_named(plan, o.name) for o in plan.own_models}
-    return _question(plan.intent, plan.fleet, plan.platform, plan.defaults, None, {}, own)
+    return _question(plan.intent, plan.fleet, plan.platform, plan.defaults, {}, own)
 
 
 def question_from(intent: Intent, fleet: Fleet, platform: Platform) -> Question:
     """An intent, a fleet and a platform as values -> a question."""
-    return _question(intent, fleet, platform, (), None, {})
+    return _question(intent, fleet, platform, (), {}, {})
 
 
 def scale_prices(question: Question, factor: float) -> Question:
@@ -107,12 +131,11 @@ def _question(  # noqa: PLR0917 - one caller per argument
     fleet: Fleet,
     platform: Platform,
     assumed: tuple[str, ...],
-    baseline: Plan | None,
     places: dict[tuple[str, str], Where],
-    own: Mapping[str, Model] | None = None,
+    own: Mapping[str, Model],
 ) -> Question:
-    asks = tuple(_ask(service, fleet, places, own or {}) for service in intent.services)
-    return Question(intent, fleet, platform, asks, assumed, baseline)
+    asks = tuple(_ask(service, fleet, places, own) for service in intent.services)
+    return Question(intent, fleet, platform, asks, assumed)
 
 
 def _ask(service: Service, fleet: Fleet, places: dict[tuple[str, str], Where], own: Mapping[str, Model]) -> Ask:

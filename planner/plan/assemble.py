@@ -10,7 +10,7 @@ from typing import Protocol
 
 from planner.candidates import handover_of, pool_spec
 from planner.candidates.ask import Ask
-from planner.candidates.candidate import Candidate, Prediction
+from planner.candidates.candidate import Prediction
 from planner.candidates.margins import measured_as, model_seen
 from planner.catalog.engines import find_engine
 from planner.catalog.gpus import find_gpu
@@ -31,7 +31,8 @@ from planner.plan.models import embedded
 from planner.plan.reasons import pool_reasons
 from planner.plan.solution import ChosenPool, ChosenService, Solution
 from planner.plan.text import sig
-from planner.units import show_bytes, show_rate, show_time
+from planner.plan.today import Today, keys_of
+from planner.units import show_bytes, show_money, show_rate, show_time
 
 
 class Asked(Protocol):
@@ -48,7 +49,7 @@ class Asked(Protocol):
     @property
     def assumed(self) -> tuple[str, ...]: ...
     @property
-    def baseline(self) -> doc.Plan | None: ...
+    def today(self) -> Today | None: ...
 
 
 class Checked(Protocol):
@@ -102,7 +103,7 @@ def assemble(asked: Asked, solution: Solution, checked: Checked) -> doc.Plan:
         status=solution.status,
         verification=_verification(checked),
         totals=totals,
-        change=_change(asked.baseline, services, totals),
+        change=_change(asked.today, services, totals),
         services=tuple(services),
         bad_days=bad_days([_running(p, pools) for p in pools if p.chosen.candidate.role == "aggregated"]),
         decide=_decide(asked, services),
@@ -400,20 +401,14 @@ def _odds(pools: Sequence[_Pool]) -> tuple[float | None, str]:
     return sig(odds(promises), 2), "from the error bands of the step times; one measured anchor per pool narrows them"
 
 
-def _change(baseline: doc.Plan | None, services: Sequence[doc.ServiceDoc], totals: doc.Totals) -> doc.Change | None:
-    if baseline is None:
+def _change(today: Today | None, services: Sequence[doc.ServiceDoc], totals: doc.Totals) -> doc.Change | None:
+    if today is None:
         return None
-
-    def decisions(service: doc.ServiceDoc) -> list[object]:
-        kept = ("shape", "gpu", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_dtype", "fleet_pool")
-        return [service.model.repo, service.engine_version, [[getattr(p, k) for k in kept] for p in service.pools]]
-
-    before = {s.name: decisions(s) for s in baseline.services}
-    after = {s.name: decisions(s) for s in services}
+    before, after = today.keys(), keys_of(services)
     return doc.Change(
-        baseline=f"{baseline.totals.gpus} GPUs",
-        gpus=totals.gpus - baseline.totals.gpus,
-        cost_per_hour=sig(totals.cost - baseline.totals.cost, 6),
+        baseline=f"{today.gpus} GPUs, {show_money(today.dollars_per_hour)}/h ({today.name})",
+        gpus=totals.gpus - today.gpus,
+        cost_per_hour=sig(totals.cost - today.dollars_per_hour, 6),
         restarts=tuple(sorted(n for n in before.keys() | after.keys() if before.get(n) != after.get(n))),
     )
 
@@ -537,15 +532,4 @@ def _digests(asked: Asked, pools: Sequence[_Pool]) -> doc.Digests:
     )
 
 
-def candidate_key(service: doc.ServiceDoc, pool: doc.PoolDoc) -> str:
-    """The key that a candidate of the same decisions has (`Candidate.key`)."""
-    from planner.perf.arch import Shape
-
-    shape = Shape(pool.shape.tp, pool.shape.pp, pool.shape.dp, pool.shape.ep)
-    return (
-        f"{pool.fleet_pool} {pool.gpu} {shape.label} {service.model.precision} kv-{pool.kv_dtype} "
-        f"b{pool.max_num_batched_tokens} s{pool.max_num_seqs} {pool.role}"
-    )
-
-
-__all__ = ["Candidate", "assemble", "candidate_key", "graph_sizes_max"]
+__all__ = ["assemble", "graph_sizes_max"]

@@ -408,7 +408,7 @@ def _change(today: Today | None, services: Sequence[doc.ServiceDoc], totals: doc
     return doc.Change(
         baseline=f"{today.gpus} GPUs, {show_money(today.dollars_per_hour)}/h ({today.name})",
         gpus=totals.gpus - today.gpus,
-        cost_per_hour=sig(totals.cost - today.dollars_per_hour, 6),
+        cost_per_hour=round(totals.cost - today.dollars_per_hour, 2) + 0.0,
         restarts=tuple(sorted(n for n in before.keys() | after.keys() if before.get(n) != after.get(n))),
     )
 

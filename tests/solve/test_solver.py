@@ -308,3 +308,35 @@ def test_configurations_are_maximal() -> None:
             for filling in configurations(sizes, room):
                 left = room - sum(a * s for a, s in zip(filling, sizes, strict=True))
                 assert 0 <= left < min(sizes)
+
+
+def test_many_services_are_proven_and_cheap() -> None:
+    """The relaxation drops what no optimum holds: the same answer as without it, at a fraction of the search."""
+    from speed_solve import big_fleet, toy_asks
+
+    from planner.solve import model
+
+    on = big_fleet()
+    asks, toys = toy_asks(6, on)
+    kw: dict[str, Any] = {"evaluate": evaluator(toys), "predict": no_figures, "explain": False}
+    pruned = solve(asks, on, **kw)
+    assert (pruned.status, pruned.gap, pruned.tie_breaks) == ("optimal", 0.0, True)
+    before = model.PRUNED_ABOVE
+    try:
+        model.PRUNED_ABOVE = 10**9
+        assert solve(asks, on, **kw).services == pruned.services
+    finally:
+        model.PRUNED_ABOVE = before
+
+
+def test_services_are_evaluated_the_same_in_processes() -> None:
+    f = fleet({"name": "a", "nodes": 1})
+    asks = [ask(f, name=n, rate="5/s", slo={"itl": "30ms"}) for n in ("chat", "code", "mail")]
+    told: list[str] = []
+    kw: dict[str, Any] = {"evaluate": evaluate_shapes, "predict": no_figures, "explain": False}
+    assert solve(asks, f, workers=2, progress=told.append, **kw) == solve(asks, f, **kw)
+    assert told[-1] == "evaluated 3 of 3 services"
+
+
+def evaluate_shapes(a: Ask) -> tuple[Any, ...]:
+    return evaluator({a.name: shapes()})(a)

@@ -14,6 +14,7 @@ from planner.candidates.ask import Ask
 from planner.candidates.candidate import Candidate
 from planner.catalog.gpus import Gpu, find_gpu
 from planner.catalog.models import Checkpoint, Model
+from planner.errors import not_supported
 from planner.intent.fleet import Pool
 from planner.perf.arch import ModelArch, Shape
 from planner.perf.calibration import Calibration, calibration_for
@@ -132,10 +133,21 @@ def table_of(d: Deployment, *, budget: int, seqs: int) -> StepTable:
     )
 
 
-def drafting_of(ask: Ask) -> Drafting | None:
-    """Speculation as the load model takes it; the drafts' own time is a share of a step (mtp) or negligible (ngram)."""
+def drafting_of(ask: Ask, d: Deployment, table: StepTable) -> Drafting | None:
+    """Speculation as the load model takes it.
+
+    draft_s: an n-gram lookup takes nothing; prediction heads (MTP, EAGLE) take what the calibration measured a
+    verification to cost over a plain step, draft included. Their weights are not counted in memory.
+    """
     s = ask.service.speculation
-    return None if s is None else Drafting(tokens=s.tokens, acceptance=s.acceptance)
+    if s is None:
+        return None
+    if s.method == "draft_model":
+        raise not_supported(
+            "speculation with a separate draft model", helps=("use method ngram, mtp or eagle3", "or leave it out")
+        )
+    ratio = calibration_of(d).constants.mtp_step_ratio if s.method in ("mtp", "eagle3") else 1.0
+    return Drafting(tokens=s.tokens, acceptance=s.acceptance, draft_s=max(0.0, ratio - 1) * table.linear_decode(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +190,11 @@ def _cache(m: Memory) -> _Cache:
 def spec_of(ask: Ask, d: Deployment, m: Memory, *, budget: int, seqs: int, replicas: int = 1) -> PoolSpec:
     """One replica (or attention-DP rank) as load model and simulation take it."""
     cache = _cache(m)
-    drafting = drafting_of(ask) if d.role != "prefill" else None
+    drafts = ask.service.speculation.tokens if ask.service.speculation and d.role != "prefill" else 0
+    table = table_of(d, budget=budget, seqs=seqs * (1 + drafts))
+    drafting = drafting_of(ask, d, table) if d.role != "prefill" else None
     return PoolSpec(
-        table=table_of(d, budget=budget, seqs=seqs * (1 + (drafting.tokens if drafting else 0))),
+        table=table,
         max_num_seqs=seqs,
         max_num_batched_tokens=budget,
         kv_capacity=cache.capacity,

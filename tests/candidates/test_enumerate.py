@@ -232,3 +232,21 @@ def test_class_groups_cover_every_class_once() -> None:
         names = tuple("abcde"[:n])
         for split in class_groups(names):
             assert sorted(x for g in split for x in g) == list(names)
+
+
+# ---------------------------------------------------------------- speculation
+
+
+def test_accepted_drafts_raise_what_a_replica_carries() -> None:
+    def most(**speculation: object) -> float:
+        kw = {"speculation": speculation} if speculation else {}
+        on = fleet({"name": "h", "nodes": 1})
+        found = candidates(real_ask(on, slo={}, traffic={"input": 200, "output": 800}, fixed={"tp": 1}, **kw))
+        return max(c.load.lambda_max_rps for c in found)
+
+    plain = most()
+    assert most(method="ngram", tokens=3, acceptance=0.7) > plain
+    assert most(method="ngram", tokens=3, acceptance=0.7) >= most(method="eagle3", tokens=3, acceptance=0.7)
+    with pytest.raises(UserError) as e:
+        most(method="draft_model", tokens=3, acceptance=0.7, draft_model="x")
+    assert e.value.code == "not-supported"

@@ -340,3 +340,8 @@ def test_services_are_evaluated_the_same_in_processes() -> None:
 
 def evaluate_shapes(a: Ask) -> tuple[Any, ...]:
     return evaluator({a.name: shapes()})(a)
+
+
+def test_twenty_runs_are_one_answer() -> None:
+    a = ask(FLEET, rate="70/s", slo={"itl": "24ms"}, survive="1 node")
+    assert len({repr(run(a)) for _ in range(20)}) == 1

@@ -213,6 +213,7 @@ def test_a_lockstep_group_can_be_lost() -> None:
     fails=st.booleans(),
 )
 def test_whatever_the_setting_the_books_balance(
+    *,
     isl: int,
     osl: int,
     cv: float,

@@ -53,7 +53,9 @@ def test_seed_figure(case: dict[str, Any]) -> None:
     if "kv_dtype" in inputs:
         positional.append(inputs.pop("kv_dtype"))
         positional += [inputs.pop("context_tokens")] if "context_tokens" in inputs else []
-    result = functools.reduce(getattr, case["take"].split(".") if "take" in case else [], function(*positional, **inputs))
+    result = functools.reduce(
+        getattr, case["take"].split(".") if "take" in case else [], function(*positional, **inputs)
+    )
     assert result * case.get("times", 1) == pytest.approx(number(case["expect"]), rel=case.get("tolerance", TOLERANCE))
 
 

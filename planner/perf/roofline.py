@@ -53,7 +53,9 @@ def ridge_batch(*, flop_per_s: float, hbm_bytes_per_s: float, weight_bytes_per_p
     return ridge_flop_per_byte(flop_per_s=flop_per_s, hbm_bytes_per_s=hbm_bytes_per_s) * weight_bytes_per_param / 2
 
 
-def memory_left_bytes(*, memory_bytes: float, utilization_ratio: float = 1.0, weights_bytes: float, tp: int = 1) -> float:
+def memory_left_bytes(
+    *, memory_bytes: float, utilization_ratio: float = 1.0, weights_bytes: float, tp: int = 1
+) -> float:
     """What one GPU has left for the cache after its shard of the weights (and nothing else).
 
     >>> memory_left_bytes(memory_bytes=80e9, weights_bytes=70e9) / 1e9

@@ -147,7 +147,8 @@ def steps(
     most_seqs: int = 1024,
 ) -> Steps:
     """Tables of one deployment."""
-    k = coefficients(d, calibration).one()
+    own = coefficients(d, calibration)
+    k, smooth = own.one(), own.smooth
     batches = tuple(b for b in BATCHES if b <= max(most_seqs, BATCHES[7]))
     b = np.array(batches, dtype=np.float64)
     rows = _rows(k, len(batches))
@@ -166,12 +167,12 @@ def steps(
         chunks=CHUNKS,
         weights_s=_tuple(weights),
         compute_s=_tuple(compute),
-        fixed_s=_tuple(_fixed(weights, compute, linear, k.smooth)),
+        fixed_s=_tuple(_fixed(weights, compute, linear, smooth)),
         linear_s=_tuple(linear),
         kv_s=tuple(tuple(float(column[i]) for column in kv) for i in range(len(batches))),
         prefill_weights_s=_tuple(p_weights),
         prefill_compute_s=_tuple(p_compute),
-        prefill_fixed_s=_tuple(_fixed(p_weights, p_compute, p_linear, k.smooth)),
+        prefill_fixed_s=_tuple(_fixed(p_weights, p_compute, p_linear, smooth)),
         prefill_linear_s=_tuple(p_linear),
         prefill_attention_s=_tuple(prefill_attention_s(chunk_rows, pairs)),
         fits=None if memory is None else tuple(int(memory.max_sequences(c)) for c in contexts),

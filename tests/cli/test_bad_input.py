@@ -155,8 +155,9 @@ HOSTILE_CONFIGS = [
     '"num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256}',
     '{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 1e300, "num_hidden_layers": 32, '
     '"num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256}',
-    '{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 1000000000, '
-    '"num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256}',
+    '{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, '
+    '"num_hidden_layers": 1000000000, "num_attention_heads": 32, "num_key_value_heads": 8, '
+    '"intermediate_size": 14336, "vocab_size": 128256}',
     '{"text_config": {"text_config": {"text_config": {}}}}',
     "{" * 100000,
 ]  # fmt: skip

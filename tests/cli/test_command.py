@@ -44,7 +44,10 @@ def fresh(*words: str, env: dict[str, str] | None = None, cwd: Path = ROOT) -> s
 
 def loaded_after(code: str) -> set[str]:
     """Top-level modules that a fresh interpreter holds after running the command."""
-    script = f"import sys\ntry:\n    {code}\nexcept SystemExit as e:\n    assert not e.code, e.code\nprint(*sorted({{m.split('.')[0] for m in sys.modules}}))"
+    script = (
+        f"import sys\ntry:\n    {code}\nexcept SystemExit as e:\n    assert not e.code, e.code\n"
+        "print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     return set(done.stdout.splitlines()[-1].split())
 

@@ -50,7 +50,7 @@ verify-engines: $(STAMP)
 	$(BIN)/python benchmarks/verify_engines.py
 
 compare-replay: $(STAMP)
-	$(BIN)/python benchmarks/compare_replay.py
+	$(BIN)/python -m benchmarks.compare_replay
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/speed.py

@@ -131,7 +131,8 @@ def replay(
                 ),
                 classes=classes,
                 handover=handover_of(ask, *candidates) if len(unit) == 2 else None,
-                requests=requests or max(10_000, 1_000 * sum(p.replicas for p in unit)),
+                requests=requests
+                or (10_000_000 if trace is not None else max(10_000, 1_000 * sum(p.replicas for p in unit))),
                 seeds=seeds if trace is None else seeds[:1],
                 rate_scale=rate_scale,
                 trace=trace,

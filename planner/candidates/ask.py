@@ -35,6 +35,8 @@ class Ask:
     """Whether GPUs that do not ship yet may be chosen."""
     margins: tuple[tuple[str, float], ...] | None = None
     """Headroom kept to a promise by metric, as a share of the figure; none: from the calibration's error band."""
+    lean: bool = False
+    """Leave out what smaller groups of the same GPUs beat as well: for many services, where nobody reads runner-ups."""
     today: tuple[str, ...] = ()
     """Keys of the candidates that run today: evaluated with their own caps and never dropped as dominated."""
 

@@ -58,4 +58,6 @@ def _weights(groups: list[OpGroup], metric: str, hbm_bytes_per_s: float) -> str:
     if metric == "ttft":
         return f"{show_time(seconds)} matrix products"
     share, peak = read / (seconds * hbm_bytes_per_s), show_bytes(hbm_bytes_per_s)
-    return f"{show_time(seconds)} reads {show_bytes(read)} of weights per GPU at {share:.0%} of {peak}/s"
+    # Small matrices are served from cache in part: then a share of the memory's bandwidth says nothing.
+    how = f"at {share:.0%} of {peak}/s" if share <= 1 else f"({peak}/s)"
+    return f"{show_time(seconds)} reads {show_bytes(read)} of weights per GPU {how}"

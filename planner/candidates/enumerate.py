@@ -66,8 +66,15 @@ def candidates(ask: Ask, *, prune: bool = True) -> tuple[Candidate, ...]:
             here.setdefault(layout.shape.gpus, []).append(layout)
         for group in groups:
             for role in roles_of(ask, place.hardware):
+                smaller: list[Candidate] = []
                 for size in sorted(here):
-                    found += _of_size(ask, place, here[size], group=group, role=role, longest=longest, prune=prune)
+                    made = _of_size(
+                        ask, place, here[size], group=group, role=role, longest=longest, prune=prune,
+                        smaller=tuple(smaller),
+                    )  # fmt: skip
+                    found += made
+                    if ask.lean and prune and ask.service.fixed.replicas is None:
+                        smaller += [c for c in made if c.load.planned_rps > 0]
     if not found:
         raise _nothing_runs(ask, refused)
     return tuple(found)
@@ -85,6 +92,7 @@ def _of_size(
     role: Role,
     longest: int,
     prune: bool,
+    smaller: tuple[Candidate, ...] = (),
 ) -> tuple[Candidate, ...]:
     """Layouts that take the same GPUs, remembered: an explanation asks again with another fleet size or rate, and
     neither changes what one replica does. Everything that does is in the key."""
@@ -100,11 +108,12 @@ def _of_size(
         repr(service.speculation),
         (service.name, service.engine, ask.engine_version, service.gpu_memory_utilization, service.accuracy_floor),
         (service.load_cap, service.degraded_cap, service.survive == "none", longest, prune),
+        tuple((c.gpus, c.load) for c in smaller),
         (ask.today, ask.margins, place.gpus if _hits_depend_on_replicas(classes) else 0),
     )
 
     def make() -> tuple[Candidate, ...]:
-        seen = _Seen(prune)
+        seen = _Seen(prune, smaller=smaller)
         return tuple(
             c
             for layout in same_size
@@ -139,6 +148,8 @@ class _Seen:
     """The best evaluated so far by what a replica takes: later ones need one evaluation to be set aside."""
 
     prune: bool = True
+    smaller: tuple[Candidate, ...] = ()
+    """Of the same pool, group and role with fewer GPUs."""
     rivals: dict[tuple[object, ...], list[Load]] = field(default_factory=dict)
 
 
@@ -345,9 +356,15 @@ def _evaluated(
     top = probe.model.lambda_max
     degraded_cap = service.degraded_cap if service.survive != "none" else service.load_cap
     if not wanted:
+        grouped = list(_in_small_groups(seen.smaller, d, place, pair, marks))
         if any(r.planned_rps > service.load_cap * top and r.degraded_rps > degraded_cap * top for r in rivals):
             return None
-        if any(r.planned_rps < top * 0.999 and probe.miss(r.planned_rps) for r in rivals):
+        if any(p >= service.load_cap * top and q >= degraded_cap * top for p, q in grouped):
+            return None
+        # Missing a promise at a rate is missing it at every higher one: the highest rate that others are planned for
+        # is the one to ask about.
+        highest = max((*(r.planned_rps for r in rivals), *(p for p, _ in grouped)), default=0.0)
+        if 0 < highest < top * 0.999 and probe.miss(highest):
             return None
     if not probe.model.longest_fits:
         return None
@@ -372,6 +389,22 @@ def _evaluated(
         best_s=probe.best_s(),
         rejected_by=marks,
     )
+
+
+def _in_small_groups(
+    smaller: Sequence[Candidate], d: Deployment, place: Place, pair: tuple[str, ...], marks: tuple[str, ...]
+) -> Iterator[tuple[float, float]]:
+    """What the GPUs of one replica carry (planned, degraded) as several smaller ones.
+
+    m replicas of g GPUs stand where one of m x g stood: same GPUs and cost, never harder to pack, never more lost at
+    once, and the tie-break prefers small groups. So a larger group that carries no more is in no best plan.
+    """
+    for c in smaller:
+        whole = c.nodes > 0 or place.hardware.gpus_per_node % c.gpus == 0
+        alike = not pair or pair == (c.deployment.precision, c.deployment.kv_dtype)
+        if d.shape.gpus % c.gpus == 0 and whole and alike and c.rejected_by == marks:
+            m = d.shape.gpus // c.gpus
+            yield m * c.load.planned_rps, m * c.load.degraded_rps
 
 
 def _hits_depend_on_replicas(classes: Sequence[ClassLoad]) -> bool:

@@ -53,7 +53,12 @@ def solve(
     where the limit came before any plan. `workers`: processes that evaluate services side by side.
     """
     question = Question(
-        asks=tuple(sorted((_with_today(a.with_fleet(fleet), baseline) for a in asks), key=lambda a: a.name)),
+        asks=tuple(
+            sorted(
+                (_with_today(a.with_fleet(fleet), baseline, many=len(asks) > MOST_EXPLAINED) for a in asks),
+                key=lambda a: a.name,
+            )
+        ),
         fleet=fleet,
         objective=objective,
         cuts=tuple(sorted(cuts, key=lambda c: (c.service, c.key, c.most_rps))),
@@ -97,9 +102,9 @@ def solve(
     )
 
 
-def _with_today(ask: Ask, baseline: Sequence[BaselinePool]) -> Ask:
+def _with_today(ask: Ask, baseline: Sequence[BaselinePool], *, many: bool) -> Ask:
     keys = tuple(sorted({*ask.today, *(b.key for b in baseline if b.service == ask.name)}))
-    return replace(ask, today=keys)
+    return replace(ask, today=keys, lean=ask.lean or many)
 
 
 def _priced(question: Question, notes: list[str]) -> Question:

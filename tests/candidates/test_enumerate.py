@@ -65,8 +65,11 @@ def test_pruning_keeps_the_answer() -> None:
             solve([ask], H100, evaluate=lambda a, p=p: candidates(a, prune=p), predict=predict, explain=False)
             for p in (True, False)
         ]
-        assert answers[0].services == answers[1].services
-        assert (answers[0].value, answers[0].scale) == (answers[1].value, answers[1].scale)
+        lean = candidates(replace(ask, lean=True))
+        assert len(lean) < len(few)
+        answers.append(solve([replace(ask, lean=True)], H100, evaluate=candidates, predict=predict, explain=False))
+        assert answers[0].services == answers[1].services == answers[2].services
+        assert len({(a.value, a.scale) for a in answers}) == 1
 
 
 @settings(max_examples=8)

@@ -62,7 +62,7 @@ def estimate(
     """Predict what a configuration would do: TTFT, TPOT, throughput and cache, with bands.
 
     \b
-        plan estimate --model meta-llama/Llama-3.1-8B --gpu h100-sxm --isl 1024 --osl 256 --concurrency 32
+        plan estimate --model Qwen/Qwen3-8B --gpu h100-sxm --isl 1024 --osl 256 --concurrency 32
         plan estimate --cases runs.csv -o predicted.csv
     """
     from planner.catalog.engines import DEFAULT_VERSION

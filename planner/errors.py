@@ -50,6 +50,8 @@ class UserError(ValueError):
     notes: Sequence[str] = field(default_factory=tuple)
     helps: Sequence[str] = field(default_factory=tuple)
     exit_code: Exit = Exit.INPUT
+    about: tuple[str, ...] = ()
+    """What of the question it is about (rule, service, detail), for whoever knows where that stands."""
 
     def __post_init__(self) -> None:
         super().__init__(self.message)
@@ -58,7 +60,7 @@ class UserError(ValueError):
         """The same error with a place, unless it has one already."""
         if self.where is not None:
             return self
-        return UserError(self.code, self.message, where, self.notes, self.helps, self.exit_code)
+        return UserError(self.code, self.message, where, self.notes, self.helps, self.exit_code, self.about)
 
     def __str__(self) -> str:
         return self.render()

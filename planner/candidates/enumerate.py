@@ -418,6 +418,12 @@ def _hits_depend_on_replicas(classes: Sequence[ClassLoad]) -> bool:
 def _nothing_runs(ask: Ask, refused: Sequence[str]) -> UserError:
     service, fleet = ask.service, ask.fleet
     precision = ", ".join(precisions_of(ask))
+    announced = [
+        f"{p.name}: {find_gpu(p.gpu).id} is announced and does not ship yet; it is chosen only by name (--gpu {p.gpu})"
+        for p in fleet.pools
+        if find_gpu(p.gpu).status == "announced"
+    ]
+    refused = [*announced, *refused]
     return UserError(
         "no-configuration",
         f"nothing on fleet {fleet.name} runs {service.model} ({precision}) with {service.engine} {ask.engine_version}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any
 
@@ -59,6 +60,8 @@ def main(argv: list[str] | None = None) -> None:
     """Run `plan` and exit with the documented code. A traceback is a bug and exits with 70."""
     from planner.cli.solve import plan
 
+    # The matrices here are small: threads of numpy's library cost more than they bring.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         code = plan.main(args=argv, prog_name="plan", standalone_mode=False)
     except UserError as e:

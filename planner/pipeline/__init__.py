@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from planner.errors import UserError
 from planner.intent.document import Intent
 from planner.intent.fleet import Fleet
 from planner.intent.platform import Platform
@@ -27,6 +28,7 @@ def make_plan(question: Question, *, verify: bool = True, progress: Callable[[st
     Raises UserError: exit code 3 where there is no plan (with the rules that clash), 5 where the time limit came first.
     """
     from planner.candidates import candidates, predict
+    from planner.pipeline.places import placed
     from planner.pipeline.verify import Check, check
     from planner.plan.assemble import assemble
     from planner.solve import Cut, solve
@@ -35,10 +37,15 @@ def make_plan(question: Question, *, verify: bool = True, progress: Callable[[st
     checked = Check()
     progress("solving")
     for round_number in range(1, MOST_ROUNDS + 1):
-        solution = solve(
-            question.asks, question.fleet, evaluate=candidates, predict=predict, objective=question.intent.objective,
-            cuts=cuts, baseline=question.baseline_pools, change_cost=question.intent.change_cost, keep=question.keep,
-        )  # fmt: skip
+        try:
+            solution = solve(
+                question.asks, question.fleet, evaluate=candidates, predict=predict,
+                objective=question.intent.objective, cuts=cuts, baseline=question.baseline_pools,
+                change_cost=question.intent.change_cost, keep=question.keep,
+                workers=2 if len(question.asks) > 2 else 1, progress=progress,
+            )  # fmt: skip
+        except UserError as e:
+            raise placed(e, question.places) from e
         if not verify:
             break
         progress(f"checking by simulation, round {round_number}")

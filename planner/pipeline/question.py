@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from planner.intent.fleet import Fleet
 from planner.intent.platform import Platform
 from planner.intent.resolve import Words, load_intents, load_platform
 from planner.perf.traffic import class_load
+from planner.pipeline.places import places
 from planner.plan.document import Plan
 from planner.plan.models import model_named
 from planner.plan.today import Today
@@ -38,6 +39,8 @@ class Question:
     today: Today | None = None
     keep: tuple[str, ...] = ()
     """Services that stay as they run today."""
+    places: Mapping[tuple[str, ...], Where] = field(default_factory=dict, compare=False)
+    """Where things were said (`places.py`), so that an answer can point at them."""
 
     @property
     def baseline_pools(self) -> tuple[BaselinePool, ...]:
@@ -73,9 +76,8 @@ def ask(
                 (),
                 did_you_mean(name, [x.name for x in intent.services]),
             )
-    question = _question(
-        intent, asked_fleet, load_platform(platform_file), assumed, _places(intent, intent_files, words), {}
-    )
+    said = places(intent, intent_files, words)
+    question = _question(intent, asked_fleet, load_platform(platform_file), assumed, said, {})
     today = _today(intent, asked_fleet, baseline, intent_files)
     if keep and today is None:
         raise UserError(
@@ -131,15 +133,15 @@ def _question(  # noqa: PLR0917 - one caller per argument
     fleet: Fleet,
     platform: Platform,
     assumed: tuple[str, ...],
-    places: dict[tuple[str, str], Where],
+    said: Mapping[tuple[str, ...], Where],
     own: Mapping[str, Model],
 ) -> Question:
-    asks = tuple(_ask(service, fleet, places, own) for service in intent.services)
-    return Question(intent, fleet, platform, asks, assumed)
+    asks = tuple(_ask(service, fleet, said, own) for service in intent.services)
+    return Question(intent, fleet, platform, asks, assumed, places=said)
 
 
-def _ask(service: Service, fleet: Fleet, places: dict[tuple[str, str], Where], own: Mapping[str, Model]) -> Ask:
-    where = places.get((service.name, "engine"))
+def _ask(service: Service, fleet: Fleet, said: Mapping[tuple[str, ...], Where], own: Mapping[str, Model]) -> Ask:
+    where = said.get((service.name, "engine"))
     carried = DYNAMO_CARRIES.get(service.engine) if service.target == "dynamo" else None
     engine = find_engine(service.engine, service.engine_version or carried, where=where)
     if engine.predicts_only:
@@ -150,22 +152,6 @@ def _ask(service: Service, fleet: Fleet, places: dict[tuple[str, str], Where], o
             (),
             ("plan for vllm or sglang", "predict a configuration with: plan estimate --engine trtllm ..."),
         )
-    model = own.get(service.model) or find_model(service.model, where=places.get((service.name, "model")))
+    model = own.get(service.model) or find_model(service.model, where=said.get((service.name, "model")))
     classes = tuple(class_load(c, slos=service.slo, trace=c.trace_summary) for c in service.traffic)
     return Ask(service, fleet, model=model, classes=classes, engine_version=engine.version)
-
-
-def _places(intent: Intent, intent_files: Sequence[Path], words: Words) -> dict[tuple[str, str], Where]:
-    """Where each service's model and engine were named, for errors that only the catalogue can find."""
-    found: dict[tuple[str, str], Where] = {}
-    for path in intent_files:
-        document = load_yaml(path, what="intent")
-        for i, service in enumerate(document.data.get("services", [])):
-            for key in ("model", "engine"):
-                found[str(service.get("name")), key] = document.where(("services", i, key))
-    for key in ("model", "engine"):
-        said = getattr(words, key)
-        if said is not None:
-            where = Where("command line", 1, len(key) + 4, f"--{key} {said}"[:200], max(1, min(len(said), 100)))
-            found |= {(s.name, key): where for s in intent.services if words.service in (None, s.name)}
-    return found

@@ -94,7 +94,8 @@ def infeasible(question: Question, evaluator: Evaluator, *, unknown: bool = Fals
     stuck = [str(c) for c, r in clash.relaxations if r is None]
     if stuck and helps:
         notes.append(f"no change of {', '.join(stuck)} alone is enough")
-    return UserError(first.code, _message(asked, clash), None, tuple(notes), tuple(helps), Exit.NO_PLAN)
+    about = (first.code, first.service or "", first.detail)
+    return UserError(first.code, _message(asked, clash), None, tuple(notes), tuple(helps), Exit.NO_PLAN, about)
 
 
 # How many faster GPUs are tried before the advice is left out.
@@ -149,7 +150,12 @@ def _served(question: Question, service: str) -> str:
 
 
 def _notes(question: Question, clause: Clause, evaluator: Evaluator) -> list[str]:
-    """What can be reached, from the candidates themselves."""
+    """What can be reached, or what stands in the way, from the candidates themselves."""
+    if clause.code == "fixed-choices" and clause.service is not None:
+        try:
+            evaluator.evaluate(question.ask(clause.service))
+        except UserError as e:
+            return list(e.notes)
     if not clause.code.startswith("slo-") or clause.service is None:
         return []
     best = best_reachable(question, clause, evaluator)

@@ -141,6 +141,9 @@ def _message(question: Question, clash: Clash) -> str:
     if any(c.code == "traffic-served" for c in clash.clauses):
         total = sum(rate for a in question.asks for _, rate in a.rates)
         return f"fleet {fleet} cannot carry {show_rate(total)} of {who}"
+    if first.code == "fixed-choices" and first.service is not None:
+        fixed = getattr(question.ask(first.service).service.fixed, first.detail, None)
+        return f"no plan for {who} on fleet {fleet} with {first.detail} fixed to {fixed}"
     return f"no plan for {who} on fleet {fleet}: {first} rules every configuration out"
 
 

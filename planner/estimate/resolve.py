@@ -37,6 +37,8 @@ class Resolved:
 ENGINE_IDS = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm"}
 
 
+LARGEST_REPLICA = 1024
+
 # What a run whose image was not recorded most likely had: the release of the reference date.
 _UNRECORDED = {"vllm": "0.15.0", "sglang": "0.5.9", "trtllm": "1.2.0"}
 
@@ -172,6 +174,11 @@ def resolve(row: Row) -> Resolved:
     kv, chunk, engine = kv_dtype_of(row), chunk_of(row), ENGINE_IDS[row.engine]
 
     def make(shape: Shape, role: str) -> Deployment:
+        layers = arch_of(row.model).layer_count
+        if shape.pp > layers:
+            raise UserError("case", f"{shape.pp} pipeline stages of only {layers} layers")
+        if shape.gpus > LARGEST_REPLICA:
+            raise UserError("case", f"a replica of {shape.gpus} GPUs; at most {LARGEST_REPLICA} are modelled")
         return deployment(
             model=row.model,
             gpu=row.gpu,

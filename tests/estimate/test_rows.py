@@ -167,5 +167,9 @@ def test_what_a_silicon_row_lacks(change: dict[str, str], message: str) -> None:
 def test_unknown_hardware_and_models_are_refused() -> None:
     with pytest.raises(UserError, match="unknown GPU"):
         resolve(parse({**OPEN, "gpu": "RTX-9999"}))
+    with pytest.raises(UserError, match="200 pipeline stages of only 80 layers"):
+        resolve(parse({**OPEN, "pp": "200"}))
+    with pytest.raises(UserError, match="a replica of 99999 GPUs"):
+        resolve(parse({**OPEN, "tp": "99999"}))
     with pytest.raises(UserError, match="unknown model"):
         resolve(parse({**OPEN, "model": "nobody/nothing-1B"}))

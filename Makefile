@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+MEASUREMENTS ?= ../shared/measurements
 
 .PHONY: setup plan test lint types layers pytest golden calibrate accuracy verify-engines compare-replay bench clean
 
@@ -41,10 +42,10 @@ golden: $(STAMP)
 
 # Slower proofs, run before a release.
 calibrate: $(STAMP)
-	$(BIN)/python -m planner.calibrate --measurements $${PLANNER_SHARED:-../shared}/measurements
+	$(BIN)/python benchmarks/accuracy.py --measurements $(MEASUREMENTS) --calibrations planner/catalog/calibrations
 
 accuracy: $(STAMP)
-	$(BIN)/python benchmarks/accuracy.py
+	$(BIN)/python benchmarks/accuracy.py --measurements $(MEASUREMENTS)
 
 verify-engines: $(STAMP)
 	$(BIN)/python benchmarks/verify_engines.py

@@ -16,6 +16,7 @@ from planner.catalog.gpus import Gpu, find_gpu
 from planner.catalog.models import Checkpoint, Model
 from planner.errors import not_supported
 from planner.intent.fleet import Pool
+from planner.perf.anchors import anchored
 from planner.perf.arch import ModelArch, Shape
 from planner.perf.calibration import Calibration, calibration_for
 from planner.perf.checkpoints import weight_plan
@@ -108,7 +109,8 @@ def deployment_of(
 
 
 def calibration_of(d: Deployment) -> Calibration:
-    return calibration_for(d.engine, d.engine_version, d.hardware)
+    """Constants of the engine generation, with what was measured of this very model, GPU and layout on top."""
+    return anchored(calibration_for(d.engine, d.engine_version, d.hardware), d)
 
 
 def memory_of(d: Deployment, *, budget: int, seqs: int, max_model_len: int, utilization: float | None) -> Memory:

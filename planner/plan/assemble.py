@@ -12,6 +12,7 @@ from planner.candidates import handover_of, pool_spec
 from planner.candidates.ask import Ask
 from planner.candidates.candidate import Prediction
 from planner.candidates.margins import measured_as, model_seen
+from planner.candidates.replica import calibration_of
 from planner.catalog.engines import find_engine
 from planner.catalog.gpus import find_gpu
 from planner.documents import digest
@@ -144,7 +145,7 @@ def _pool(ask: Ask, service: ChosenService, chosen: ChosenPool, checked: Checked
     context = _mean_context(classes)
     mbu, mfu = utilisation(
         d,
-        calibration_for(d.engine, d.engine_version, d.hardware),
+        calibration_of(d),
         decode_seqs=max(1, round(result.running_mean)),
         context_tokens=context,
         chunk_tokens=c.caps.max_num_batched_tokens,

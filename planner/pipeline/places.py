@@ -15,6 +15,7 @@ from planner.intent.resolve import Words
 from planner.intent.slo import parse_slo_key
 
 Places = Mapping[tuple[str, ...], Where]
+_PLAIN = ("model", "engine", "survive", "pools", "accuracy_floor", "max_context")
 
 
 def places(intent: Intent, intent_files: Sequence[Path], words: Words) -> Places:
@@ -37,6 +38,8 @@ def places(intent: Intent, intent_files: Sequence[Path], words: Words) -> Places
         found |= {(n, "fixed", "tp"): _word("--tp", str(words.tp)) for n in names}
     if words.gpu is not None:
         found |= {(n, "fixed", "gpu"): _word("--gpu", words.gpu) for n in names}
+    if words.max_context is not None:
+        found |= {(n, "max_context"): _word("--max-context", str(words.max_context)) for n in names}
     if words.rate is not None:
         found |= {(n, "rate"): _word("--rate", words.rate) for n in names}
     return found
@@ -50,7 +53,10 @@ def _service(document: Document, i: int, service: dict[str, object]) -> dict[tup
     name = str(service.get("name"))
     at: tuple[str | int, ...] = ("services", i)
     found: dict[tuple[str, ...], Where] = {}
-    found |= {(name, k): document.where((*at, k)) for k in ("model", "engine", "survive", "pools", "accuracy_floor")}
+    found |= {
+        (name, k): document.where((*at, k))
+        for k in ("model", "engine", "survive", "pools", "accuracy_floor", "max_context")
+    }
     found |= _slos(document, (*at, "slo"), service.get("slo"), name, "slo")
     fixed = service.get("fixed")
     if isinstance(fixed, dict):

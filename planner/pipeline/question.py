@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from planner.intent.document import Intent, Service
 from planner.intent.fleet import Fleet
 from planner.intent.platform import Platform
 from planner.intent.resolve import Words, load_intents, load_platform
-from planner.perf.traffic import class_load
+from planner.perf.traffic import ClassLoad, class_load
 from planner.pipeline.places import places
 from planner.plan.document import Plan
 from planner.plan.models import model_named
@@ -154,4 +155,38 @@ def _ask(service: Service, fleet: Fleet, said: Mapping[tuple[str, ...], Where], 
         )
     model = own.get(service.model) or find_model(service.model, where=said.get((service.name, "model")))
     classes = tuple(class_load(c, slos=service.slo, trace=c.trace_summary) for c in service.traffic)
+    _check_traffic(service, classes, said)
     return Ask(service, fleet, model=model, classes=classes, engine_version=engine.version)
+
+
+def _check_traffic(service: Service, classes: Sequence[ClassLoad], said: Mapping[tuple[str, ...], Where]) -> None:
+    """Promises that nothing could ever measure, and a context that the service's own requests exceed."""
+    for c in classes:
+        whose = f" of class {c.name!r}" if c.name != "default" else ""
+        for slo in c.slos:
+            where = said.get((service.name, f"slo of {c.name}", slo.key)) or said.get((service.name, "slo", slo.key))
+            if slo.metric == "ttfa" and c.lengths.thinking is None:
+                raise UserError(
+                    "slo-without-meaning",
+                    f"{slo.key}{whose}: without thinking tokens there is no first answer token apart from the first",
+                    where,
+                    (),
+                    ("promise ttft instead, or say how long the class thinks: thinking: 500",),
+                )
+            if slo.metric in ("itl", "tpot") and c.lengths.thinking is None and c.lengths.output.longest <= 1:
+                raise UserError(
+                    "slo-without-meaning",
+                    f"{slo.key}{whose}: answers of one token have no gap between tokens",
+                    where,
+                    (),
+                    ("promise ttft or e2e instead",),
+                )
+    longest = max(c.lengths.longest for c in classes)
+    if service.max_context is not None and service.max_context < longest:
+        raise UserError(
+            "context-below-requests",
+            f"max_context {service.max_context:,} is below the service's own requests of up to {longest:,.0f} tokens",
+            said.get((service.name, "max_context")),
+            ("the engine would refuse them",),
+            (f"set max_context to {math.ceil(longest)} or more, or cut the lengths with max",),
+        )

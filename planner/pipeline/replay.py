@@ -185,6 +185,15 @@ def replay_text(found: Sequence[Replayed], *, width: int = 100) -> str:
     return "\n\n".join(_text(r, max(60, min(width, 140))) for r in found)
 
 
+def _told(v: Verdict) -> tuple[str, str]:
+    """Simulated figure and verdict; a promise that nothing measured is neither held nor missed."""
+    if math.isnan(v.simulated_s):
+        return "nothing to measure", "-"
+    if math.isinf(v.simulated_s):
+        return "never", "MISSES"
+    return f"{show_time(v.simulated_s)} +- {show_time(v.half_width_s)}", "holds" if v.holds else "MISSES"
+
+
 def _text(r: Replayed, width: int) -> str:
     b = r.result.books
     head = (
@@ -203,15 +212,7 @@ def _text(r: Replayed, width: int) -> str:
             rows.append((c.name, metric.upper(), *(show_time(v) if math.isfinite(v) else "-" for v in values)))
         rows.append((c.name, "goodput", f"{c.goodput_ratio:.1%}", "", "", ""))
     figures = table(("class", "", "mean", "p50", "p95", "p99"), rows, width=width, right=(2, 3, 4, 5))
-    promised = [
-        (
-            v.cls,
-            str(v.slo),
-            f"{show_time(v.simulated_s)} +- {show_time(v.half_width_s)}" if math.isfinite(v.simulated_s) else "never",
-            "holds" if v.holds else "MISSES",
-        )
-        for v in r.verdicts
-    ]
+    promised = [(v.cls, str(v.slo), *_told(v)) for v in r.verdicts]
     slos = table(("class", "SLO", "simulated", ""), promised, width=width) if promised else ""
     pools = [
         (

@@ -294,6 +294,7 @@ def _service(ask: Ask, chosen: ChosenService, pools: Sequence[_Pool]) -> doc.Ser
             weights=sig(d.weights_bytes_measured or weight_bytes(d.arch, d.weights)),
             family=d.arch.family,
             is_moe=d.arch.moe,
+            own=ask.model.kind == "own",
             accuracy_prior=None if prior is None else prior.value,
             accuracy_low=None if prior is None else prior.low,
             accuracy_high=None if prior is None else prior.high,

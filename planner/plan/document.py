@@ -73,6 +73,8 @@ class ModelDoc(Strict):
     """All weights, once."""
     family: str
     is_moe: bool
+    own: bool = False
+    """A folder of the user's: no hub holds it."""
     accuracy_prior: Ratio | None = None
     accuracy_low: Ratio | None = None
     accuracy_high: Ratio | None = None

@@ -45,7 +45,7 @@ def sglang_args(f: PoolFacts) -> tuple[Arg, ...]:
 
 
 def _model(f: PoolFacts) -> list[Arg]:
-    access = model_access(f.service.model, f.plan.platform, "sglang")
+    access = model_access(f.service.model, f.plan.platform, "sglang", local=f.service.target == "none")
     return [
         arg("--model-path", access.reference, f.why("precision")),
         arg("--served-model-name", plain(f.service.model.id, "model id")),

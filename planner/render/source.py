@@ -31,12 +31,21 @@ class ModelAccess:
     """The same as KServe writes it."""
 
 
-def model_access(model: ModelDoc, platform: Platform, engine: str) -> ModelAccess:
-    """The platform's model source applied to one model."""
+def model_access(model: ModelDoc, platform: Platform, engine: str, *, local: bool = False) -> ModelAccess:
+    """The platform's model source applied to one model. `local`: launched where the user's own folder is."""
     source = platform.model_source
     offline = source.offline if source.offline is not None else source.kind != "hub"
     env = [Env("HF_HUB_OFFLINE", "1"), Env("TRANSFORMERS_OFFLINE", "1")] if offline else []
     if source.kind == "hub":
+        if model.own and local:
+            return ModelAccess(plain(model.repo, "model"), (), (), tuple(env))
+        if model.own:
+            raise refused(
+                "model-reference",
+                f"{model.repo[:80]!r} is a folder of yours: a pod would look for it on the hub",
+                "say where pods find it: model_source: {kind: pvc, claim: ..., path: ...} in platform.yaml, "
+                "or --target none for the launch script alone",
+            )
         if not HUB_ID.match(model.repo) or ".." in model.repo:
             raise refused(
                 "model-reference",

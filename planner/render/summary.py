@@ -200,7 +200,7 @@ def _needs(pools: list[PoolFacts]) -> list[str]:
 def values_artefact(pools: list[PoolFacts]) -> Artefact:
     """`<service>/values.yaml`: what was decided, in no chart's own words."""
     f = pools[0]
-    access = model_access(f.service.model, f.plan.platform, f.engine.engine)
+    access = model_access(f.service.model, f.plan.platform, f.engine.engine, local=f.service.target == "none")
     values: dict[str, Any] = {
         "service": f.service.name,
         "target": f.service.target,

@@ -48,7 +48,7 @@ def vllm_args(f: PoolFacts) -> tuple[Arg, ...]:
 
 
 def _model(f: PoolFacts) -> list[Arg]:
-    access = model_access(f.service.model, f.plan.platform, "vllm")
+    access = model_access(f.service.model, f.plan.platform, "vllm", local=f.service.target == "none")
     return [
         arg("", access.reference, f.why("precision")),
         arg("--served-model-name", plain(f.service.model.id, "model id")),

@@ -58,6 +58,9 @@ def refused(ran: Ran, code: int, *texts: str) -> None:
         ((*MAIN, "--target", "helm"), ("kubernetes",)),
         ((*MAIN, "--precision", "fp3"), ("fp3",)),
         ((*MAIN, "--tp", "0"), ("greater than 0",)),
+        ((*MAIN, "--max-context", "100"), ("context-below-requests", "--max-context 100", "4000 or more")),
+        ((*FLEET, "--slo", "ttfa=1s"), ("slo-without-meaning", "thinking", "--slo ttfa=1s")),
+        ((*MAIN, "--output", "1"), ("slo-without-meaning", "no gap")),
         ((*MAIN, "--fleeet", "x"), ("no such option",)),
         (("plann",), ("unknown-command",)),
         (("render",), ("missing argument",)),
@@ -176,6 +179,17 @@ def test_huge_config(tmp_path: Path) -> None:
     with (tmp_path / "config.json").open("wb") as f:
         f.truncate(100_000_000)
     refused(plan("catalog", "add", str(tmp_path)), 2, "MB")
+
+
+def test_a_folder_of_ones_own_is_no_hub_id(tmp_path: Path) -> None:
+    words = (*FLEET, "--slo", "itl=50ms", "--rate", "5/s", "--model", "examples/own-model", "--no-verify")
+    refused(plan(*words, "-o", str(tmp_path / "out")), 2, "model-reference", "model_source", "--target none")
+    assert not (tmp_path / "out").exists()
+    ran = plan(*words, "--target", "none", "-o", str(tmp_path / "none"))
+    assert ran.code == 0, ran.err
+    platform = tmp_path / "platform.yaml"
+    platform.write_text("model_source: {kind: pvc, claim: weights, path: own-model}\n")
+    assert plan(*words, "--platform", str(platform), "-o", str(tmp_path / "pvc")).code == 0
 
 
 def test_output_is_a_file(tmp_path: Path) -> None:

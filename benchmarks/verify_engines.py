@@ -102,6 +102,31 @@ def plans() -> Iterator[tuple[str, Plan]]:
             yield path.parent.relative_to(ROOT).as_posix().replace("/", "-"), load(path)
 
 
+KINDS = (
+    "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3", "openai/gpt-oss-120b", "google/gemma-3-27b-it",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "zai-org/GLM-4.5-Air",
+    "mistralai/Mixtral-8x7B-v0.1", "meta-llama/Llama-4-Scout-17B-16E-Instruct", "MiniMaxAI/MiniMax-M2",
+    "ibm-granite/granite-4.0-h-small",
+)  # fmt: skip
+"""Models of different kinds for --models: planned on H200s, then launched like the rest."""
+
+
+def planned_kinds() -> Iterator[tuple[str, Plan]]:
+    """One plan for each kind of model."""
+    from planner.intent.document import Intent
+    from planner.intent.fleet import Fleet, Pool
+    from planner.intent.platform import Platform
+    from planner.pipeline import make_plan
+    from planner.pipeline.question import question_from
+
+    fleet = Fleet(name="h200", pools=(Pool(name="h200", gpu="h200-sxm", nodes=8, nic=50e9, rdma=True),))
+    for name in KINDS:
+        traffic = [{"rate": "0.5/s", "input": 1000, "output": 200}]
+        service = {"name": "service", "model": name, "slo": {"itl.mean": "200ms"}, "traffic": traffic}
+        question = question_from(Intent.model_validate({"services": [service]}), fleet, Platform())
+        yield f"model-{name.replace('/', '--')}", make_plan(question, verify=False)
+
+
 def model_folder(model_id: str, repo: str, work: Path) -> Path | None:
     """A folder with the checkpoint's config.json: its own where the catalogue has it, else its model's."""
     name = repo.replace("/", "--")
@@ -124,6 +149,7 @@ def model_folder(model_id: str, repo: str, work: Path) -> Path | None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=["vllm", "sglang", "manifests", "kustomize"])
+    parser.add_argument("--models", action="store_true", help="also plan and launch models of twelve kinds")
     parser.add_argument("--keep", type=Path, help="keep rendered trees here")
     options = parser.parse_args()
     if not (SHARED / "tools").is_dir():
@@ -133,7 +159,7 @@ def main() -> int:
         work = options.keep or Path(temporary)
         launches = []
         trees = []
-        for name, plan in plans():
+        for name, plan in (*plans(), *(planned_kinds() if options.models else ())):
             tree = work / "trees" / name
             write_tree(render(plan), tree, force=True)
             trees.append(tree)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from planner.cli.types import positive
 from planner.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,11 +28,11 @@ PATH = click.Path(path_type=Path)
 @click.option("--ep", is_flag=True, help="Spread experts over the ranks instead of splitting each.")
 @click.option("--precision", default="", help="bf16, fp8, int8, int4, nvfp4 or mxfp4; none: the checkpoint's own.")
 @click.option("--kv-dtype", default="", help="bf16 or fp8.")
-@click.option("--isl", type=click.FloatRange(min=0, min_open=True), help="Prompt tokens.")
-@click.option("--osl", type=click.FloatRange(min=0, min_open=True), help="Answer tokens.")
-@click.option("--concurrency", type=click.FloatRange(min=0, min_open=True), help="Requests in flight (closed loop).")
+@click.option("--isl", type=positive(1), help="Prompt tokens.")
+@click.option("--osl", type=positive(1), help="Answer tokens.")
+@click.option("--concurrency", type=positive(), help="Requests in flight (closed loop).")
 @click.option("--rate", help="Requests per second (Poisson), e.g. 3/s.")
-@click.option("--batch", type=click.FloatRange(min=0, min_open=True), help="One static batch.")
+@click.option("--batch", type=positive(), help="One static batch.")
 @click.option("--cases", type=PATH, help="CSV of configurations (columns of public measurement files).")
 @click.option("-o", "--output", "out", type=PATH, help="Where --cases writes the rows with predictions.")
 @click.option("--simulate", is_flag=True, help="Take TTFT from the event simulation.")
@@ -148,6 +149,7 @@ def _data(e: Estimate) -> dict[str, Any]:
         "kv_tokens": round(e.kv_tokens) if math.isfinite(e.kv_tokens) else None,
         "running": e.running,
         "saturated": e.saturated,
+        "limit_rps": e.limit_rps,
         "anchored_rows": e.anchored_rows,
         "warnings": list(e.warnings),
     }
@@ -167,11 +169,16 @@ def _text(e: Estimate, *, verbose: bool) -> str:
         ("output tokens/s", e.output_tok_s, show_count),
     ):
         if f is None or not math.isfinite(f.value):
-            rows.append((name, "-", "not defined here: clients queue" if e.saturated else "not defined for this run"))
+            why = "not defined here: requests queue" if e.saturated and name == "TTFT" else "not defined for this run"
+            rows.append((name, "-", why))
         else:
             rows.append((name, show(f.value), f"{show(f.low)} to {show(f.high)}"))
     cache = f"{e.kv_tokens:,.0f} tokens" if math.isfinite(e.kv_tokens) else "-"
     rows.append(("KV cache", cache, f"{e.running:.1f} sequences running per rank"))
+    if e.limit_rps is not None:
+        rows.append(
+            ("stability limit", f"{e.limit_rps:.3g}/s", "SATURATED" if e.saturated else f"{e.row.rate_rps:g}/s asked")
+        )
     where = f"{d.hardware.gpu_id} {d.shape.label}, {d.engine} {d.engine_version}".rstrip()
     head = f"ESTIMATE  {d.arch.name} {d.precision} on {where}"
     method = f"closed form, {e.calibration.name}" + (

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from planner.cli.types import Finite
+
 PATH = click.Path(path_type=Path)
 
 
@@ -13,7 +15,7 @@ PATH = click.Path(path_type=Path)
 @click.argument("plan_file", type=PATH)
 @click.option("--service", help="Only this service.")
 @click.option("--trace", type=PATH, help="Replay this trace's arrivals and lengths.")
-@click.option("--rate-scale", type=click.FloatRange(0.001, 1000), default=1.0, help="Multiply every arrival rate.")
+@click.option("--rate-scale", type=Finite(0.001, 1000), default=1.0, help="Multiply every arrival rate.")
 @click.option(
     "--fail-replica",
     multiple=True,

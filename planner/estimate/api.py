@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from planner.documents import read_text, shown_path
 from planner.errors import UserError, Where
 from planner.estimate.cases import Predicted, SimulateTtft, predict, shipped
+from planner.estimate.possible import check_asked, check_measured
 from planner.estimate.resolve import Resolved, resolve
 from planner.estimate.rows import Kind, Measured, Row, canonical, engine_of, gpu_id, parse
 from planner.perf.anchors import configuration_key
@@ -48,12 +49,15 @@ class Estimate:
     calibration: Calibration
     ttft_s: Figure | None
     """None where more clients wait than the cache admits (it is then queueing), or the run does not define it."""
-    tpot_s: Figure
+    tpot_s: Figure | None
+    """None where an answer is a single token: there is no gap to time."""
     output_tok_s: Figure
     kv_tokens: float
     running: float
     """Sequences decoding at a time, per rank."""
     saturated: bool
+    limit_rps: float | None
+    """The stability limit, requests/s, where requests arrive at a rate of their own."""
     anchored_rows: int
     """Measurements of this very configuration that the prediction is corrected by."""
     warnings: tuple[str, ...]
@@ -127,6 +131,7 @@ def native_precision(model: str) -> str:
 def estimate_row(row: Row, *, simulate: SimulateTtft | None = None) -> Estimate:
     """One row with bands and warnings."""
     r = resolve(row)
+    told = check_asked(row, r)
     calib = shipped(row, r)
     p = predict([row], [r], [calib], simulate=simulate)
     model_seen = canonical(row.model) in calib.models
@@ -137,23 +142,35 @@ def estimate_row(row: Row, *, simulate: SimulateTtft | None = None) -> Estimate:
         return Figure(value, value * low, value * high)
 
     ttft = float(p.ttft_s[0])
-    warnings = [calib.warning] if calib.warning else []
+    warnings = [*told, *([calib.warning] if calib.warning else [])]
     if not model_seen:
         warnings.append(f"model {row.model} was never measured: its band is that of models left out")
     if r.deployment.arch.approximate:
         warnings += list(r.deployment.arch.approximate)
-    saturated = bool(p.saturated[0])
+    limit, tpot = None, float(p.tpot_s[0])
+    if row.kind == "open-loop" and row.rate_rps is not None:
+        most = predict([replace(row, kind="offline", rate_rps=None)], [r], [calib])
+        limit = float(most.output_tok_s[0]) / row.osl_tokens
+    saturated = bool(p.saturated[0]) or (limit is not None and row.rate_rps is not None and row.rate_rps >= limit)
+    if limit is not None and saturated:
+        tpot = float(most.tpot_s[0])
+        warnings.insert(
+            0,
+            f"saturated: {row.rate_rps:g} requests/s are more than the stability limit of {limit:.3g}/s; the queue "
+            "grows without end, and TPOT and throughput are those at the limit",
+        )
     return Estimate(
         row=row,
         deployment=r.deployment,
         prefill=r.prefill,
         calibration=calib,
         ttft_s=None if saturated or math.isnan(ttft) else figure("ttft", ttft),
-        tpot_s=figure("tpot", float(p.tpot_s[0])),
+        tpot_s=figure("tpot", tpot) if row.osl_tokens > 1 else None,
         output_tok_s=figure("throughput", float(p.output_tok_s[0])),
         kv_tokens=float(p.kv_tokens[0]),
         running=float(p.running[0]),
         saturated=saturated,
+        limit_rps=limit,
         anchored_rows=rows,
         warnings=tuple(warnings),
     )
@@ -242,6 +259,7 @@ def predict_lines(
                 raise UserError("case", f"{len(line)} fields where the header has {len(header)}")
             row = parse(dict(zip(header, line, strict=False)))
             one = resolve(row)
+            check_measured(row, one)
         except UserError as e:
             found[i] = ("", "", "", "", " ".join(e.message.split()))
             continue
@@ -262,7 +280,7 @@ def _columns(row: Row, p: Predicted, j: int) -> tuple[str, str, str, str, str]:
     ttft = "" if row.kind in ("offline", "slo-max") else shown(p.ttft_s[j], 1e3)
     return (
         ttft,
-        shown(p.tpot_s[j], 1e3),
+        shown(p.tpot_s[j], 1e3) if row.osl_tokens > 1 else "",
         shown(p.output_tok_s[j]),
         f"{p.kv_tokens[j]:.0f}" if np.isfinite(p.kv_tokens[j]) else "",
         "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 from planner.catalog.models import Model, find_model
 from planner.errors import UserError
@@ -45,6 +46,20 @@ def _arch(shape_of: str) -> ModelArch:
 def arch_of(name: str) -> ModelArch:
     """The model's arithmetic; models of one shape share one value."""
     return _arch(model_of(name).shape_of)
+
+
+_CONTEXT = ("max_position_embeddings", "max_sequence_length", "seq_length", "n_positions", "model_max_length")
+
+
+@functools.cache
+def context_of(name: str) -> int | None:
+    """The longest request the model's own config allows, tokens; None where the config does not say."""
+    model = model_of(name)
+    inner = model.config.get("text_config")
+    parts = (model.config, inner if isinstance(inner, Mapping) else {})
+    if not any(part.get(key) for part in parts for key in _CONTEXT):
+        return None
+    return read_arch(model.config, model.id).max_context_tokens
 
 
 @functools.cache

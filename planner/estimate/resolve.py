@@ -169,6 +169,11 @@ def deployment(
     )
 
 
+def capacity_of(row: Row, d: Deployment) -> Memory:
+    """What the cache of one rank holds at the row's lengths."""
+    return memory_of(d, chunk_tokens=chunk_of(row), longest_tokens=row.reserved_tokens)
+
+
 def resolve(row: Row) -> Resolved:
     """Deployments and caps of one row. UserError where the catalogue lacks something or the model does not fit."""
     kv, chunk, engine = kv_dtype_of(row), chunk_of(row), ENGINE_IDS[row.engine]
@@ -191,7 +196,7 @@ def resolve(row: Row) -> Resolved:
         )
 
     def capacity(d: Deployment) -> tuple[float, float]:
-        m = memory_of(d, chunk_tokens=chunk, longest_tokens=row.reserved_tokens)
+        m = capacity_of(row, d)
         held = m.max_sequences(row.isl_tokens + RESERVE[d.engine] * row.osl_tokens)
         return float(m.kv_tokens), max(min(max_seqs_of(row), held), 1.0)
 

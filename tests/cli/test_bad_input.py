@@ -223,3 +223,11 @@ def test_output_is_read_only(tmp_path: Path) -> None:
 def test_plan_of_a_newer_planner(tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text("schema_version: 2\n")
     refused(plan("explain", str(tmp_path / "plan.yaml")), 2, "error[newer-plan]")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-nan"])
+def test_options_that_take_numbers_take_finite_ones(value: str) -> None:
+    refused(plan("simulate", "examples/chat-8b", f"--rate-scale={value}"), 2, "--rate-scale")
+    words = ("estimate", "--model", "Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--isl", "10", "--osl", "10")
+    for option in ("--concurrency", "--batch"):
+        refused(plan(*words, f"{option}={value}"), 2, option)

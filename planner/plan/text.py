@@ -7,6 +7,7 @@ from pathlib import Path
 
 from planner.documents import Document, dump_yaml, load_yaml, parse_yaml, read_as
 from planner.errors import UserError
+from planner.plan.consistent import check_consistent
 from planner.plan.document import Plan
 
 HEADER = (
@@ -51,4 +52,6 @@ def _read(document: Document) -> Plan:
             (),
             ("use the planner that wrote it, or a newer one",),
         )
-    return read_as(Plan, document, what="a plan")
+    plan = read_as(Plan, document, what="a plan")
+    check_consistent(plan, document)
+    return plan

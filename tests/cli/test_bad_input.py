@@ -227,7 +227,7 @@ def test_plan_of_a_newer_planner(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-nan"])
 def test_options_that_take_numbers_take_finite_ones(value: str) -> None:
-    refused(plan("simulate", "examples/chat-8b", f"--rate-scale={value}"), 2, "--rate-scale")
+    refused(plan("simulate", "examples/chat-8b/deploy", f"--rate-scale={value}"), 2, "--rate-scale")
     words = ("estimate", "--model", "Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--isl", "10", "--osl", "10")
     for option in ("--concurrency", "--batch"):
         refused(plan(*words, f"{option}={value}"), 2, option)

@@ -103,9 +103,9 @@ def plans() -> Iterator[tuple[str, Plan]]:
 
 
 KINDS = (
-    "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3", "openai/gpt-oss-120b", "google/gemma-3-27b-it",
+    "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3", "openai/gpt-oss-120b", "google/gemma-2-9b-it",
     "Qwen/Qwen3-Next-80B-A3B-Instruct", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "zai-org/GLM-4.5-Air",
-    "mistralai/Mixtral-8x7B-v0.1", "meta-llama/Llama-4-Scout-17B-16E-Instruct", "MiniMaxAI/MiniMax-M2",
+    "mistralai/Mixtral-8x7B-v0.1", "MiniMaxAI/MiniMax-M2",
     "ibm-granite/granite-4.0-h-small",
 )  # fmt: skip
 """Models of different kinds for --models: planned on H200s, then launched like the rest."""
@@ -149,7 +149,7 @@ def model_folder(model_id: str, repo: str, work: Path) -> Path | None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=["vllm", "sglang", "manifests", "kustomize"])
-    parser.add_argument("--models", action="store_true", help="also plan and launch models of twelve kinds")
+    parser.add_argument("--models", action="store_true", help="also plan and launch models of eleven kinds")
     parser.add_argument("--keep", type=Path, help="keep rendered trees here")
     options = parser.parse_args()
     if not (SHARED / "tools").is_dir():

@@ -48,7 +48,9 @@ def golden_tree(request: pytest.FixtureRequest) -> Callable[[dict[str, str], Pat
     update = request.config.getoption("--update-golden")
 
     def compare(actual: dict[str, str], folder: Path) -> None:
-        there = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()} if folder.is_dir() else {}
+        there = (
+            {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()} if folder.is_dir() else {}
+        )
         if update:
             for name in there.keys() - actual.keys():
                 there[name].unlink()
@@ -60,6 +62,8 @@ def golden_tree(request: pytest.FixtureRequest) -> Callable[[dict[str, str], Pat
             return
         assert sorted(there) == sorted(actual), f"files of {folder.name} differ from its golden tree"
         for name in sorted(actual):
-            assert actual[name] == there[name].read_bytes().decode(), f"{folder.name}/{name} differs from its golden file"
+            assert actual[name] == there[name].read_bytes().decode(), (
+                f"{folder.name}/{name} differs from its golden file"
+            )
 
     return compare

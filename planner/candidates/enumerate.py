@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -33,7 +34,7 @@ from planner.candidates.replica import (
     table_of,
 )
 from planner.candidates.shapes import nodes_of, shapes, staged_shapes
-from planner.candidates.sizing import largest_graph, mix_of, seqs_cap, token_budgets
+from planner.candidates.sizing import cap_pairs, largest_graph, mix_of
 from planner.catalog.gpus import find_gpu
 from planner.catalog.models import Checkpoint
 from planner.errors import Exit, UserError
@@ -151,6 +152,8 @@ class _Seen:
     smaller: tuple[Candidate, ...] = ()
     """Of the same pool, group and role with fewer GPUs."""
     rivals: dict[tuple[object, ...], list[Load]] = field(default_factory=dict)
+    nearest: dict[Shape, list[dict[str, float]]] = field(default_factory=lambda: defaultdict(list))
+    """Of a layout that holds its promises at no rate: the best figures it reaches."""
 
 
 def longest_request(ask: Ask) -> int:
@@ -202,10 +205,11 @@ def layouts(ask: Ask, place: Place, longest: int, refused: list[str]) -> list[La
             reasons: dict[str, str] = {}
             fitting: list[Layout] = []
             for make in (shapes, staged_shapes):
-                if not fitting:
+                # Stages only where no replica without them stays within a node.
+                if all(nodes_of(x.shape, place.hardware) for x in fitting):
                     made = make(arch, place.hardware, pool_gpus=place.gpus, fixed=fixed)
                     layouts = [Layout(place.hardware, checkpoint, kv_dtype, s) for s in made]
-                    fitting = [x for x in layouts if _runs(ask, place, x, longest=longest, reasons=reasons)]
+                    fitting += [x for x in layouts if _runs(ask, place, x, longest=longest, reasons=reasons)]
             if not fitting and reasons:
                 label, reason = list(reasons.items())[-1]
                 refused.append(f"{place.pool.name} ({place.hardware.gpu_id}) {precision} {label}: {reason}")
@@ -304,18 +308,20 @@ def _caps(
         m = memory_of(d, budget=512, seqs=8, max_model_len=longest, utilization=ask.service.gpu_memory_utilization)
     if d.role == "prefill":
         seqs = fixed.max_num_seqs or _PREFILL_SEQS
-        own: tuple[int, ...] = ()
-        budgets: tuple[int, ...] = _PREFILL_BUDGETS
+        budgets = _PREFILL_BUDGETS if fixed.max_num_batched_tokens is None else (fixed.max_num_batched_tokens,)
+        found = [(seqs, b, False, False) for b in budgets]
     else:
-        holds = m.max_sequences(mix.mean_context_tokens)
-        seqs = fixed.max_num_seqs or seqs_cap(table, mix, kv_sequences=holds, largest=largest // (1 + drafts))
-        own, budgets = token_budgets(table, mix, seqs=seqs, tokens_per_sequence=1 + drafts)
-        if d.role == "decode":
+        pairs = cap_pairs(
+            table, mix, kv_sequences=m.max_sequences(mix.mean_context_tokens), largest=largest // (1 + drafts),
+            tokens_per_sequence=1 + drafts, fixed_seqs=fixed.max_num_seqs, fixed_tokens=fixed.max_num_batched_tokens,
+        )  # fmt: skip
+        if d.role == "decode" and fixed.max_num_batched_tokens is None:
             # No prompts come here: the budget only has to hold the decodes.
-            own, budgets = (), (min(b for b in _PREFILL_BUDGETS if b >= seqs * (1 + drafts)),)
-    if fixed.max_num_batched_tokens is not None:
-        own, budgets = (), (fixed.max_num_batched_tokens,)
-    found = [(seqs, b, b in own, False) for b in (*own, *budgets) if b >= seqs * (1 + drafts) or d.role == "prefill"]
+            sizes = dict.fromkeys(s for s, _ in (*pairs.sized, *pairs.others))
+            holding = [(s, min((b for b in _PREFILL_BUDGETS if b >= s * (1 + drafts)), default=0)) for s in sizes]
+            found = [(s, b, False, False) for s, b in holding if b]
+        else:
+            found = [(*p, True, False) for p in pairs.sized] + [(*p, False, False) for p in pairs.others]
     prefix = key_prefix(place.pool.name, d)
     for key in ask.today:
         match = _CAPS.match(key.removeprefix(prefix)) if key.startswith(prefix) else None
@@ -353,7 +359,7 @@ def _evaluated(
     floor = service.accuracy_floor
     marks = ("accuracy-floor",) if floor is not None and accuracy < floor else ()
     rivals = seen.rivals.setdefault((d.shape.gpus, *pair, *marks), [])
-    top = probe.model.lambda_max
+    top, highest = probe.model.lambda_max, 0.0
     degraded_cap = service.degraded_cap if service.survive != "none" else service.load_cap
     if not wanted:
         grouped = list(_in_small_groups(seen.smaller, d, place, pair, marks))
@@ -368,11 +374,17 @@ def _evaluated(
             return None
     if not probe.model.longest_fits:
         return None
-    load = carried(probe, load_cap=service.load_cap, degraded_cap=degraded_cap)
+    load = carried(probe, load_cap=service.load_cap, degraded_cap=degraded_cap, least_rps=0.0 if wanted else highest)
+    if load is None:
+        return None
+    best_s = probe.best_s()
     if load.planned_rps > 0:
         rivals.append(load)
-    elif rivals and not wanted:
-        return None
+    elif not wanted:
+        # What never holds is kept to say how near it comes, the nearest only.
+        if rivals or any(all(other[k] <= v for k, v in best_s.items()) for other in seen.nearest[layout.shape]):
+            return None
+        seen.nearest[layout.shape].append(best_s)
     return Candidate(
         service=ask.name,
         class_names=tuple(c.name for c in probe.model.classes),
@@ -386,7 +398,7 @@ def _evaluated(
         nodes=nodes_of(d.shape, place.hardware),
         dollars_per_hour=place.dollars_per_gpu_hour * d.shape.gpus,
         accuracy_prior=accuracy,
-        best_s=probe.best_s(),
+        best_s=best_s,
         rejected_by=marks,
     )
 

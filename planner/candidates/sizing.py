@@ -7,10 +7,11 @@ gaps, within what the cache holds at mean lengths, rounded down to a size that t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.perf.caps import budget_for_itl, budgets, seqs_for_itl
+from planner.perf.caps import budget_for_itl, seqs_for_itl
 from planner.perf.deployment import Hardware
 from planner.perf.table import StepTable
 from planner.perf.traffic import ClassLoad
@@ -71,7 +72,7 @@ def graph_size(seqs: int, largest: int) -> int:
 
 
 def seqs_cap(table: StepTable, mix: Mix, *, kv_sequences: float, largest: int) -> int:
-    """`max_num_seqs` of one replica (or attention-DP rank)."""
+    """The largest `max_num_seqs` of one replica (or attention-DP rank) whose full batch meets the promise on gaps."""
     most = min(float(largest), kv_sequences)
     if mix.gap_limit_s is not None:
         allowed = seqs_for_itl(table, mix.gap_limit_s, mean_context_tokens=mix.mean_context_tokens, largest=largest)
@@ -79,23 +80,81 @@ def seqs_cap(table: StepTable, mix: Mix, *, kv_sequences: float, largest: int) -
     return graph_size(max(1, int(most)), largest)
 
 
-def token_budgets(
-    table: StepTable, mix: Mix, *, seqs: int, tokens_per_sequence: int = 1
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Budgets to ask about: those that the promise on gaps gives, beside a full batch and half of one; and the grid."""
-    decodes = seqs * tokens_per_sequence
-    own: list[int] = []
-    if mix.gap_limit_s is not None:
-        for beside in (decodes // 2, decodes):
-            found = budget_for_itl(
-                table,
-                mix.gap_limit_s,
-                decode_seqs=max(1, beside),
-                mean_context_tokens=mix.mean_context_tokens,
-                prompt_tokens=mix.mean_prompt_tokens,
-                largest_tokens=16384,
-            )
-            if found is not None and found > decodes:
-                own.append(found)
-    grid = budgets(None, decode_seqs=decodes)
-    return tuple(dict.fromkeys(own)), tuple(b for b in grid if b not in own)
+SEQS = (8, 32, 128, 512)
+"""Caps asked about whatever the promises are, beside every budget that holds them."""
+BUDGETS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+RATIO = 1.08
+"""Between neighbouring limits that caps are sized for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """(max_num_seqs, max_num_batched_tokens) to ask about."""
+
+    sized: tuple[tuple[int, int], ...]
+    """Those that the promise on gaps gives: likely the best."""
+    others: tuple[tuple[int, int], ...]
+
+
+def cap_pairs(
+    table: StepTable,
+    mix: Mix,
+    *,
+    kv_sequences: float,
+    largest: int,
+    tokens_per_sequence: int = 1,
+    fixed_seqs: int | None = None,
+    fixed_tokens: int | None = None,
+) -> Pairs:
+    """Caps of one replica (or attention-DP rank): a fixed grid, and what each limit up to the promised one gives.
+
+    Limits come from one series, 1 ms x RATIO^i, so what a stricter promise asks about a looser one asks about too:
+    a looser promise never finds less. The grid is cut at the largest batch whose decode step meets the promise.
+    """
+    cap = graph_size(max(1, int(min(float(largest), kv_sequences))), largest)
+    limit = math.inf if mix.gap_limit_s is None else mix.gap_limit_s
+    found: dict[tuple[int, int], None] = {}
+    first: tuple[tuple[int, int], ...] = ()
+    sizes = {fixed_seqs} if fixed_seqs else {s for s in SEQS[:1] if s <= cap} | {min(cap, LEAST_SEQS)}
+    last: tuple[int, tuple[int, ...]] | None = None
+    for limit_s in _limits(limit):
+        allowed = seqs_for_itl(table, limit_s, mean_context_tokens=mix.mean_context_tokens, largest=largest)
+        seqs = fixed_seqs or min(cap, graph_size(max(allowed, LEAST_SEQS), largest))
+        if not fixed_seqs:
+            sizes |= {s for s in SEQS if s <= seqs} | ({cap} if seqs == cap else set())
+        own = _budgets_at(table, mix, limit_s, decodes=seqs * tokens_per_sequence)
+        if (seqs, own) == last and seqs == (fixed_seqs or cap) and own and min(own) == BUDGETS[-1]:
+            break
+        last = (seqs, own)
+        first = tuple((seqs, b) for b in own) or ((seqs, BUDGETS[2]),)
+        found.update(dict.fromkeys(first))
+    for s in sorted(sizes):
+        found.update(dict.fromkeys((s, b) for b in BUDGETS))
+    if fixed_tokens is not None:
+        found, first = dict.fromkeys((s, fixed_tokens) for s, _ in found), ()
+    held = [p for p in found if p[1] >= p[0] * tokens_per_sequence]
+    return Pairs(tuple(p for p in held if p in first), tuple(p for p in held if p not in first))
+
+
+def _limits(most_s: float) -> Iterator[float]:
+    """1 ms x RATIO^i up to a limit; up to a minute where there is none."""
+    limit_s = 1e-3
+    while limit_s <= min(most_s, 60.0):
+        yield limit_s
+        limit_s *= RATIO
+
+
+def _budgets_at(table: StepTable, mix: Mix, limit_s: float, *, decodes: int) -> tuple[int, ...]:
+    """Budgets whose full step meets the limit beside half a batch and a full one."""
+    found = (
+        budget_for_itl(
+            table,
+            limit_s,
+            decode_seqs=max(1, beside),
+            mean_context_tokens=mix.mean_context_tokens,
+            prompt_tokens=mix.mean_prompt_tokens,
+            largest_tokens=BUDGETS[-1],
+        )
+        for beside in (decodes // 2, decodes)
+    )
+    return tuple(dict.fromkeys(b for b in found if b is not None and b > decodes))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any
 
@@ -80,11 +80,7 @@ class Dimension:
             )
         if isinstance(value, (int, float)):
             shown = f"{value:g}" if isinstance(value, float) else str(value)[:20]
-            unit = re.sub(r"^[\d.$]+", "", self.example)
-            raise QuantityError(
-                f"bare number {shown}: a {self.name} needs a unit",
-                f"write {shown}{unit} if that is what you mean",
-            )
+            raise QuantityError(f"bare number {shown}: a {self.name} needs a unit", self._complete(shown))
         text = str(value)
         if len(text) > _LONGEST:
             raise QuantityError(f"not a {self.name}: {text[:30]!r}...", f"write it like {self.example}")
@@ -99,11 +95,7 @@ class Dimension:
                 f"a {self.name} must be greater than zero, not {text!r}", f"write it like {self.example}"
             )
         if unit == "":
-            suffix = re.sub(r"^[\d.$]+", "", self.example)
-            raise QuantityError(
-                f"bare number {text!r}: a {self.name} needs a unit",
-                f"write {digits}{suffix} if that is what you mean",
-            )
+            raise QuantityError(f"bare number {text!r}: a {self.name} needs a unit", self._complete(digits))
         if unit not in self.units:
             known = ", ".join(u for u in self.units if u)
             raise QuantityError(f"unknown unit {unit!r} for a {self.name}", f"use one of {known}")
@@ -111,7 +103,7 @@ class Dimension:
             number = Decimal(digits.replace("_", ""))
         except InvalidOperation as e:  # pragma: no cover - the pattern admits only numbers
             raise QuantityError(f"not a {self.name}: {text!r}") from e
-        result = float(number) * self.units[unit]
+        result = _scaled(number, self.units[unit])
         if not math.isfinite(result) or result > self.largest:
             raise QuantityError(f"{text!r} is absurdly large for a {self.name}", f"write it like {self.example}")
         if result < 0 or (result == 0 and not self.zero_ok):
@@ -120,6 +112,23 @@ class Dimension:
             )
         return result
 
+    def _complete(self, digits: str) -> str:
+        """A number without a unit, with the unit of the example."""
+        unit = re.sub(r"^[\d.$]+", "", self.example)
+        lead = "$" if self.example.startswith("$") else ""
+        return f"write {lead}{digits}{unit} if that is what you mean"
+
+
+def _scaled(number: Decimal | float, factor: float) -> float:
+    """`number` times `factor`, rounded once: `207ms` is the float that people write as 0.207.
+
+    Factors that no short decimal says (1/60) are multiplied as floats.
+    """
+    exact = Decimal(repr(factor))
+    if not math.isfinite(float(number)) or len(exact.as_tuple().digits) > 16:
+        return float(number) * factor
+    return float(Decimal(repr(number) if isinstance(number, float) else number) * exact)
+
 
 TIME = Dimension("time", _TIME, "50ms", largest=1e9)
 BYTES = Dimension("size in bytes", _BYTES, "80GB", largest=1e18)
@@ -127,6 +136,10 @@ BYTES_OR_ZERO = Dimension("size in bytes", _BYTES, "80GB", zero_ok=True, largest
 DATA_RATE = Dimension(
     "bandwidth", _DATA_RATE | {f"{p}bps": f / 8 for p, f in _SI.items() if p}, "3.35TB/s", largest=1e18
 )
+NIC_RATE = replace(DATA_RATE, example="400Gbit/s")
+"""Network links, which people know in bits."""
+SCALE_UP_RATE = replace(DATA_RATE, example="450GB/s")
+STORAGE_RATE = replace(DATA_RATE, example="2GB/s")
 FLOP_RATE = Dimension("compute rate", _FLOP_RATE, "989TFLOPS", largest=1e21)
 RATE = Dimension("rate", _RATE, "12/s", largest=1e9)
 MONEY = Dimension("price per hour", _MONEY, "$2.95/h", zero_ok=True, largest=1e9)
@@ -150,21 +163,31 @@ def _exact(value: float, units: tuple[tuple[str, float], ...]) -> str:
     """
     for unit, factor in units:
         if value >= factor:
-            text = _number(float(f"{value / factor:.12g}"))
-            if float(Decimal(text)) * factor == value:
-                return text + unit
+            number = float(f"{value / factor:.12g}")
+            if _scaled(number, factor) == value:
+                return _number(number) + unit
     unit, factor = units[-1]
-    return _number(value / factor) + unit
+    # Every unit here is a power of ten: the division of decimals is exact where that of floats is not.
+    return format((Decimal(repr(value)) / Decimal(repr(factor))).normalize(), "f") + unit
 
 
 def format_time_exact(value_s: float) -> str:
-    """Canonical text of a time, e.g. `50ms`; parses back to the same float."""
+    """Canonical text of a time in the unit that gives 1 to 1000 (or seconds above); parses back to the same float.
+
+    >>> [format_time_exact(t) for t in (0.207, 0.0239, 0.944, 1.12, 2658.0, 0.0000021)]
+    ['207ms', '23.9ms', '944ms', '1.12s', '2658s', '2.1us']
+    """
+    best: str | None = None
     for unit, factor in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if value_s >= factor:
-            text = _number(float(f"{value_s / factor:.12g}"))
-            if float(Decimal(text)) * factor == value_s:
-                return text + unit
-    return repr(value_s) + "s"
+        number = float(f"{value_s / factor:.12g}")
+        if number <= 0 or _scaled(number, factor) != value_s:
+            continue
+        text = _number(number)
+        if 1 <= number < 1000 or (unit == "s" and number >= 1000):
+            return text + unit
+        if best is None or len(text) < len(best):
+            best = text + unit
+    return best or _number(value_s) + "s"
 
 
 def format_bytes_exact(value: float) -> str:
@@ -223,6 +246,9 @@ Seconds = Annotated[float, *_quantity(TIME, format_time_exact)]
 Bytes = Annotated[float, *_quantity(BYTES, format_bytes_exact)]
 BytesOrZero = Annotated[float, *_quantity(BYTES_OR_ZERO, format_bytes_exact)]
 BytesPerSecond = Annotated[float, *_quantity(DATA_RATE, format_data_rate_exact)]
+LinkBytesPerSecond = Annotated[float, *_quantity(NIC_RATE, format_data_rate_exact)]
+ScaleUpBytesPerSecond = Annotated[float, *_quantity(SCALE_UP_RATE, format_data_rate_exact)]
+StorageBytesPerSecond = Annotated[float, *_quantity(STORAGE_RATE, format_data_rate_exact)]
 FlopPerSecond = Annotated[float, *_quantity(FLOP_RATE, format_flop_rate_exact)]
 PerSecond = Annotated[float, *_quantity(RATE, format_rate_exact)]
 DollarsPerHour = Annotated[float, *_quantity(MONEY, format_money_exact)]

@@ -8,7 +8,16 @@ from pydantic import Field, model_validator
 
 from planner.documents import Strict
 from planner.errors import UserError
-from planner.units import Bytes, BytesPerSecond, DollarsPerHour, FlopPerSecond, Watts
+from planner.units import (
+    Bytes,
+    BytesPerSecond,
+    DollarsPerHour,
+    FlopPerSecond,
+    LinkBytesPerSecond,
+    ScaleUpBytesPerSecond,
+    StorageBytesPerSecond,
+    Watts,
+)
 
 
 class Price(Strict):
@@ -48,7 +57,7 @@ class GpuOverride(Strict):
     fp8: FlopPerSecond | None = None
     int8: FlopPerSecond | None = None
     fp4: FlopPerSecond | None = None
-    scale_up: BytesPerSecond | None = None
+    scale_up: ScaleUpBytesPerSecond | None = None
     """One direction, per GPU."""
     scale_up_domain: Annotated[int, Field(gt=0)] | None = None
     tdp: Watts | None = None
@@ -64,10 +73,10 @@ class Pool(Strict):
     """None: what the usual server of this GPU holds."""
     reserved_nodes: Annotated[int, Field(ge=0)] = 0
     price: Price | None = None
-    nic: BytesPerSecond | None = None
+    nic: LinkBytesPerSecond | None = None
     """Network bandwidth per GPU, one direction; none: the catalogue's typical figure."""
     rdma: bool = False
-    storage_bandwidth: BytesPerSecond = 1e9
+    storage_bandwidth: StorageBytesPerSecond = 1e9
     """Rate at which one node reads weights when a replica starts."""
     memory_per_node: Bytes | None = None
     cpus_per_node: Annotated[int, Field(gt=0)] | None = None

@@ -95,3 +95,28 @@ def test_shown_times_have_three_digits(value: float) -> None:
     digits = "".join(c for c in shown if c.isdigit()).strip("0")
     assert len(digits) <= 7
     assert units.TIME.parse(shown) == pytest.approx(value, rel=0.006)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.207, "207ms"), (0.0239, "23.9ms"), (0.944, "944ms"), (1.12, "1.12s"), (2658.0, "2658s"), (0.00035, "350us")],
+)
+def test_times_are_written_in_the_unit_people_read(value: float, text: str) -> None:
+    assert units.format_time_exact(value) == text
+    assert units.TIME.parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("dimension", "value", "advice"),
+    [
+        (units.NIC_RATE, 400, "write 400Gbit/s if that is what you mean"),
+        (units.SCALE_UP_RATE, 900, "write 900GB/s if that is what you mean"),
+        (units.STORAGE_RATE, 2, "write 2GB/s if that is what you mean"),
+        (units.DATA_RATE, 3.35, "write 3.35TB/s if that is what you mean"),
+        (units.MONEY, 3, "write $3/h if that is what you mean"),
+    ],
+)
+def test_advice_can_be_followed(dimension: units.Dimension, value: float, advice: str) -> None:
+    with pytest.raises(units.QuantityError) as raised:
+        dimension.parse(value)
+    assert raised.value.advice == advice

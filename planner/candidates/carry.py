@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from planner.candidates.candidate import Load
 from planner.intent.slo import Slo
-from planner.perf.load import LoadModel, LoadResult
+from planner.perf.load import LoadModel
 
 STEPS = 200
 """Between nothing and the load cap: half a percent of the cap each."""
@@ -35,27 +35,42 @@ class Promises:
         return frozenset(s.metric for own in self.slos.values() for s in own)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One replica under one mix, and every figure it was asked for: a promise changes what is asked, not the answer."""
+
+    model: LoadModel
+    found: dict[float, dict[tuple[str, str], float]] = field(default_factory=dict)
+    """By rate and (class, `itl.p99`), seconds."""
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """One replica asked about rates; each rate is evaluated once."""
 
-    model: LoadModel
+    asked: Asked
     promises: Promises
-    _found: dict[float, LoadResult] = field(default_factory=dict)
 
-    def result(self, rate_rps: float) -> LoadResult:
-        found = self._found.get(rate_rps)
-        if found is None:
-            found = self._found[rate_rps] = self.model.evaluate(rate_rps, metrics=self.promises.metrics)
-        return found
+    @property
+    def model(self) -> LoadModel:
+        return self.asked.model
+
+    def figures(self, rate_rps: float) -> list[tuple[float, Slo, str]]:
+        """Every promised figure with its headroom, its promise, and its class."""
+        known = self.asked.found.setdefault(rate_rps, {})
+        wanted = [(c, s) for c, own in self.promises.slos.items() for s in own]
+        if any((c, s.key) not in known for c, s in wanted):
+            result = self.model.evaluate(rate_rps, metrics=self.promises.metrics)
+            for c in result.classes:
+                known.update({(c.name, s.key): c.value(s) for s in self.promises.slos.get(c.name, ())})
+        margins = self.promises.margins
+        return [(known[c, s.key] * (1 + margins.get(s.metric, 0.0)), s, c) for c, s in wanted if (c, s.key) in known]
 
     def excess(self, rate_rps: float) -> float:
         """Largest figure x (1 + margin) over limit, minus 1: every promise holds where it is not above 0."""
         if rate_rps >= self.model.lambda_max * 0.9999:
             return math.inf
-        if not self.promises.metrics:
-            return -1.0
-        return self.result(rate_rps).misses(self.promises.slos, self.promises.margins)
+        return max((value / slo.limit_s - 1 for value, slo, _ in self.figures(rate_rps)), default=-1.0)
 
     def miss(self, rate_rps: float) -> bool:
         return self.excess(rate_rps) > 0
@@ -66,21 +81,11 @@ class Probe:
 
     def best_s(self) -> dict[str, float]:
         """The least value of every promised figure, headroom included."""
-        margins = self.promises.margins
-        return {
-            f"{c.name} {s.key}": c.value(s) * (1 + margins.get(s.metric, 0.0))
-            for c in self.result(self.idle_rps).classes
-            for s in self.promises.slos.get(c.name, ())
-        }
+        return {f"{c} {slo.key}": value for value, slo, c in self.figures(self.idle_rps)}
 
     def binding(self, rate_rps: float) -> str:
         """The promise that is nearest to its limit (or furthest past it)."""
-        margins = self.promises.margins
-        ratios = [
-            (c.value(s) * (1 + margins.get(s.metric, 0.0)) / s.limit_s, f"{c.name} {s.key}")
-            for c in self.result(rate_rps).classes
-            for s in self.promises.slos.get(c.name, ())
-        ]
+        ratios = [(value / slo.limit_s, f"{c} {slo.key}") for value, slo, c in self.figures(rate_rps)]
         return max(ratios)[1] if ratios else "load-cap"
 
 

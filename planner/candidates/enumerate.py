@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from planner.candidates.ask import Ask, class_groups
 from planner.candidates.candidate import Candidate, Caps, Load, key_prefix
-from planner.candidates.carry import Probe, Promises, carried
+from planner.candidates.carry import Asked, Probe, Promises, carried
 from planner.candidates.handover import decode_slos, prefill_slos
 from planner.candidates.margins import margins_of
 from planner.candidates.replica import (
@@ -262,8 +262,8 @@ def _sized(
             d, budget=budget, seqs=seqs, max_model_len=longest, utilization=ask.service.gpu_memory_utilization
         )
         if m.fits:
-            model = LoadModel(spec_of(ask, d, m, budget=budget, seqs=seqs, replicas=replicas), classes)
-            ready.append((not early, -model.lambda_max, seqs, budget, wanted, Probe(model, promises), m))
+            asked = _asked(ask, d, m, classes=classes, budget=budget, seqs=seqs, replicas=replicas)
+            ready.append((not early, -asked.model.lambda_max, seqs, budget, wanted, Probe(asked, promises), m))
     for _, _, seqs, budget, wanted, probe, m in _ordered(ready, ask.service.load_cap):
         made = _evaluated(
             ask, place, layout, d=d, m=m, probe=probe, seqs=seqs,
@@ -271,6 +271,24 @@ def _sized(
         )  # fmt: skip
         if made is not None:
             yield made
+
+
+_ASKED: ByIdentity[tuple[Memory, Asked]] = ByIdentity(most=4000)
+
+
+def _asked(
+    ask: Ask, d: Deployment, m: Memory, *, classes: Sequence[ClassLoad], budget: int, seqs: int, replicas: int
+) -> Asked:
+    """The replica's load model, remembered: an explanation asks again with other promises. The memory stands for
+    layout, caps and utilization in the key, and is kept, so that its id means nothing else."""
+    total = math.fsum(c.rate_per_s for c in classes)
+    mix = tuple((c.name, round(c.rate_per_s / total, 9)) for c in classes)
+    key = (id(m), budget, seqs, replicas, mix, repr(ask.service.speculation))
+
+    def make() -> tuple[Memory, Asked]:
+        return m, Asked(LoadModel(spec_of(ask, d, m, budget=budget, seqs=seqs, replicas=replicas), classes))
+
+    return _ASKED.get(ask.classes, key, make)[1]
 
 
 _Ready = tuple[bool, float, int, int, bool, Probe, Memory]

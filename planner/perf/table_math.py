@@ -6,19 +6,30 @@ from typing import Any
 
 import numpy as np
 
+from planner.perf.identity import ByIdentity
 from planner.perf.lengths import Floats
 from planner.perf.pool import PoolSpec
 from planner.perf.table import Curve, StepTable
 
 
+def _pieces(curve: Curve) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    """Left ends, values there, rises, runs, and the inner knots that tell the pieces apart."""
+    x, y = np.asarray(curve.x, dtype=np.float64), np.asarray(curve.y, dtype=np.float64)
+    return x[:-1], y[:-1], np.diff(y), np.diff(x), x[1:-1]
+
+
+# Arrays of the curves in use: thousands of evaluations share a few tables.
+_PIECES: ByIdentity[tuple[Floats, Floats, Floats, Floats, Floats]] = ByIdentity()
+
+
 def along(curve: Curve, at: Any) -> Floats:
     """A curve at many points, extended with its first and last slopes as `Curve` does."""
-    x, y = np.asarray(curve.x), np.asarray(curve.y)
     points = np.asarray(at, dtype=np.float64)
-    if len(x) == 1:
-        return np.full(points.shape, y[0])
-    i = np.clip(np.searchsorted(x, points, side="right") - 1, 0, len(x) - 2)
-    found: Floats = y[i] + (points - x[i]) * (y[i + 1] - y[i]) / (x[i + 1] - x[i])
+    if len(curve.x) == 1:
+        return np.full(points.shape, curve.y[0])
+    x, y, rise, run, inner = _PIECES.get(curve, (), lambda: _pieces(curve))
+    i = inner.searchsorted(points, side="right")
+    found: Floats = y[i] + (points - x[i]) * rise[i] / run[i]
     return found
 
 
@@ -29,7 +40,7 @@ def attention_s(table: StepTable, seqs: Floats, mean_context_tokens: float) -> F
     if len(knots) == 1:
         alone: Floats = seqs * per_step[0] / knots[0]
         return alone
-    i = np.clip(np.searchsorted(knots, seqs, side="right") - 1, 0, len(knots) - 2)
+    i = knots[1:-1].searchsorted(seqs, side="right")
     inside = per_step[i] + (seqs - knots[i]) * (per_step[i + 1] - per_step[i]) / (knots[i + 1] - knots[i])
     return np.where(seqs <= knots[0], seqs * per_step[0] / knots[0], inside)
 

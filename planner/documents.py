@@ -7,6 +7,7 @@ Writing: one value per line, strings quoted wherever a YAML 1.1 and a 1.2 reader
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import inspect
 import json
@@ -14,7 +15,7 @@ import math
 import os
 import re
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -109,12 +110,26 @@ def read_text(path: Path, *, what: str = "file", largest: int = LARGEST_BYTES) -
     except FileNotFoundError as e:
         near: tuple[str, ...] = ()
         if path.parent.is_dir():
-            near = did_you_mean(path.name, [p.name for p in path.parent.iterdir() if p.is_file()])
+            near = close_files(path.name, path.parent)
         raise UserError("no-such-file", f"{what} {shown} does not exist", where, (), near) from e
     except UnicodeDecodeError as e:
         raise UserError("not-text", f"{what} {shown} is not UTF-8 text (byte {e.start})", where) from e
     except OSError as e:
         raise UserError("cannot-read", f"{what} {shown} cannot be read: {e.strerror}", where) from e
+
+
+def close_files(name: str, folder: Path) -> tuple[str, ...]:
+    """Help where a file of the folder has nearly that name; a folder's contents are no help."""
+    try:
+        there = [p.name for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")]
+    except OSError:
+        return ()
+    lowered = {n.lower(): n for n in sorted(there)}
+    near = difflib.get_close_matches(name.lower(), list(lowered), n=2, cutoff=0.75)
+    # The suffix alone makes short names look alike.
+    stem = Path(name).stem.lower()
+    close = [lowered[n] for n in near if difflib.SequenceMatcher(None, stem, Path(n).stem).ratio() >= 0.6]
+    return (f"write {' or '.join(close)}",) if close else ()
 
 
 def parse_yaml(text: str, source: str) -> Document:
@@ -255,7 +270,15 @@ def read_as(model: type[M], document: Document, *, what: str) -> M:
 
 
 def _kind(value: Any) -> str:
-    names = {dict: "mapping", list: "list", str: "text", bool: "truth value", int: "number", float: "number"}
+    names = {
+        dict: "mapping",
+        list: "list",
+        tuple: "list",
+        str: "text",
+        bool: "truth value",
+        int: "number",
+        float: "number",
+    }
     return next((n for t, n in names.items() if isinstance(value, t)), type(value).__name__)
 
 
@@ -303,14 +326,86 @@ def _one(e: Any, model: type[BaseModel], document: Document) -> UserError:
     cause = (e.get("ctx") or {}).get("error")
     if isinstance(cause, UserError):
         return cause.at(document.where(path))
-    message = str(cause) if cause is not None else _plain(e["msg"])
-    advice = getattr(cause, "advice", "")
-    return UserError("bad-value", f"{name}: {message}", document.where(path), (), (advice,) if advice else ())
+    where = document.where(path)
+    if cause is not None:
+        advice = getattr(cause, "advice", "")
+        return UserError("bad-value", f"{name}: {cause}", where, (), (advice,) if advice else ())
+    key = next((str(p) for p in reversed(path) if isinstance(p, str)), "value")
+    message, helps = _plain(e, key, where, tuple(fields_at(model, path)))
+    return UserError("bad-value", f"{name} {message}", where, (), helps)
 
 
-def _plain(message: str) -> str:
-    text = message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    return text[:1].lower() + text[1:]
+_BOUNDS = {
+    "greater_than": ("greater than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+
+
+def _plain(e: Any, key: str, where: Where, known: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """pydantic's complaint about one value in plain words, and what to write instead."""
+    kind, value, ctx = e["type"], e["input"], e.get("ctx") or {}
+    written = _written(value, where)
+    scalar = isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    nan = isinstance(value, float) and math.isnan(value)
+    if kind in _BOUNDS and not nan:
+        words, bound = _BOUNDS[kind]
+        return f"must be {words} {ctx[bound]:,.12g}, not {written}", ()
+    if nan or kind.startswith(("float_", "finite_number", "decimal_")):
+        return f"must be a number, not {written}", ()
+    if kind.startswith("int_"):
+        return f"must be a whole number, not {written}", ()
+    if kind.startswith("bool_"):
+        return f"must be true or false, not {written}", ()
+    if kind == "literal_error":
+        return f"must be {ctx['expected']}, not {written}", did_you_mean(
+            str(value), re.findall(r"'([^']+)'", ctx["expected"])
+        )
+    if kind == "string_type":
+        quote = (f'quote it: {key}: "{written}"',) if isinstance(value, (int, float, bool)) else ()
+        return f"must be text, not {_a_kind(value)}", quote
+    if kind in ("tuple_type", "list_type", "set_type"):
+        return f"must be a list, not {_a_kind(value)}", (f"write {key}: [{written}]",) if scalar else (
+            f"write {key}: [...]",
+        )
+    if kind in ("model_type", "model_attributes_type", "dict_type", "dataclass_type"):
+        form = f"its keys are {', '.join(known)}" if known and kind != "dict_type" else ""
+        return f"must be a mapping of keys to values, not {_a_kind(value)}", (form or f"write {key}: {{name: value}}",)
+    if kind in ("too_short", "too_long"):
+        short = kind == "too_short"
+        least = ctx["min_length"] if short else ctx["max_length"]
+        items = "item" if least == 1 else "items"
+        return f"must hold at {'least' if short else 'most'} {least} {items}, not {ctx['actual_length']}", ()
+    if kind in ("string_too_short", "string_too_long"):
+        short = kind == "string_too_short"
+        least = ctx["min_length"] if short else ctx["max_length"]
+        return f"must have at {'least' if short else 'most'} {least} character{'s' if least != 1 else ''}", ()
+    if kind == "string_pattern_mismatch":
+        return f"is {written}, which is not of the form {ctx['pattern']}", ()
+    text = str(e["msg"]).removeprefix("Input ")
+    return text[:1].lower() + text[1:], ()
+
+
+def _written(value: Any, where: Where) -> str:
+    """A value as the user wrote it where its place is known (`1.30` is no 1.3); text in quotes."""
+    if isinstance(value, str):
+        return repr(value if len(value) <= 60 else value[:60] + "...")
+    if isinstance(value, (dict, list, tuple)):
+        return _a_kind(value)
+    if where.text is not None and where.column is not None and where.width > 1:
+        there = where.text[where.column - 1 : where.column - 1 + where.width]
+        if there and "\n" not in there and where.source != "command line":
+            return there
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _a_kind(value: Any) -> str:
+    return "empty" if value is None else "text" if isinstance(value, str) else f"a {_kind(value)}"
 
 
 def _real_path(loc: tuple[Any, ...], data: Any) -> Path_:

@@ -6,7 +6,10 @@ document and command-line words into the intent that a plan embeds.
 
 from __future__ import annotations
 
+import math
 import re
+from decimal import Decimal
+from statistics import NormalDist
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -27,7 +30,28 @@ from planner.intent.traces import TraceSummary
 from planner.units import PerSecond, Seconds, format_time_exact
 
 Tokens = Annotated[int, Field(gt=0, le=100_000_000)]
-Share = Annotated[float, Field(ge=0, le=1)]
+
+
+def _percent(value: Any) -> Any:
+    """`40%` is 0.4, as the command line reads it."""
+    if isinstance(value, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value.strip())):
+        return float(Decimal(match[1]) / 100)
+    return value
+
+
+class _OrNumber:
+    """Tells editors that a short form is accepted beside the object."""
+
+    def __init__(self, *short: dict[str, Any]) -> None:
+        self.short = short
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": [*self.short, handler(core)]}
+
+
+_PERCENT = {"type": "string", "pattern": r"^\d+(\.\d+)?\s*%$", "description": "a percentage"}
+Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(_percent), _OrNumber(_PERCENT)]
+SomeShare = Annotated[float, Field(gt=0, le=1), BeforeValidator(_percent), _OrNumber(_PERCENT)]
 
 
 def _slos(value: Any) -> Any:
@@ -108,16 +132,31 @@ class Lengths(Strict):
             )
         elif spread == ["p50"] and self.p50 is not None and self.p50 > self.mean:
             raise UserError("lengths", "p50 is above the mean", None, (), ("a lognormal's median lies below its mean",))
+        elif spread and spread[0] not in ("cv", "p50"):
+            # p / mean = exp(z s - s^2 / 2) is at most exp(z^2 / 2), at s = z.
+            most = math.exp(NormalDist().inv_cdf(int(spread[0][1:]) / 100) ** 2 / 2)
+            if getattr(self, spread[0]) > most * self.mean:
+                raise UserError(
+                    "lengths",
+                    f"no lognormal has a {spread[0]} of {getattr(self, spread[0])} with a mean of {self.mean:g}",
+                    None,
+                    (f"at most {most:.3g} times the mean is possible",),
+                    ("give a histogram or a trace",),
+                )
+        if self.max is not None and self.mean is not None and self.max < self.mean:
+            raise UserError(
+                "lengths", f"max {self.max} is below the mean {self.mean:g}", None, (), ("raise max or lower the mean",)
+            )
         return self
 
 
 def _lengths(value: Any) -> Any:
-    if isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, (int, float, dict, Lengths)):
         raise UserError(
             "lengths", "a length is a number of tokens", None, (), ("write 3500, or {mean: 3000, p95: 8000}",)
         )
     if isinstance(value, (int, float)):
-        if value <= 0 or value != int(value):
+        if not 0 < value <= 1e8 or value != int(value):
             raise UserError(
                 "lengths",
                 f"a length of {value} tokens",
@@ -127,16 +166,6 @@ def _lengths(value: Any) -> Any:
             )
         return {"mean": int(value), "cv": 0.0}
     return value
-
-
-class _OrNumber:
-    """Tells editors that a short form is accepted beside the object."""
-
-    def __init__(self, *short: dict[str, Any]) -> None:
-        self.short = short
-
-    def __get_pydantic_json_schema__(self, core: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"anyOf": [*self.short, handler(core)]}
 
 
 LengthSpec = Annotated[
@@ -182,7 +211,18 @@ class PrefixCache(Strict):
     @model_validator(mode="before")
     @classmethod
     def _short(cls, value: Any) -> Any:
-        return {"share": value} if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+        if isinstance(value, (dict, PrefixCache)):
+            return value
+        share = _percent(value)
+        if isinstance(share, bool) or not isinstance(share, (int, float)):
+            raise UserError(
+                "prefix-cache",
+                f"{value!r} is not a share of prompt tokens",
+                None,
+                (),
+                ("write prefix_cache: 0.4, 40% or {shared_tokens: 2000}",),
+            )
+        return {"share": share}
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -214,9 +254,11 @@ class TrafficClass(Strict):
     thinking: LengthSpec | None = None
     """Thinking tokens before the answer's first; part of the decode work on top of `output`."""
     arrivals: Annotated[Arrivals, _OrNumber({"enum": ["poisson", "replay"]})] = Arrivals()
-    prefix_cache: Annotated[PrefixCache, _OrNumber({"type": "number", "minimum": 0, "maximum": 1})] | None = None
+    prefix_cache: Annotated[PrefixCache, _OrNumber({"type": "number", "minimum": 0, "maximum": 1}, _PERCENT)] | None = (
+        None
+    )
     sessions: Sessions | None = None
-    trough: Annotated[float, Field(gt=0, le=1)] | None = None
+    trough: SomeShare | None = None
     """The quietest hour's rate as a share of the peak."""
     priority: Annotated[int, Field(ge=0, le=100)] = 0
     slo: Slos | None = None
@@ -303,11 +345,11 @@ class Service(Strict):
     fixed: Fixed = Fixed()
     speculation: Speculation | None = None
     pools: Literal["auto", "aggregated", "disaggregated"] = "aggregated"
-    load_cap: Annotated[float, Field(gt=0, le=1)] = 0.8
+    load_cap: SomeShare = 0.8
     """A replica is planned at no more than this share of its stability limit."""
-    degraded_cap: Annotated[float, Field(gt=0, le=1)] = 0.95
+    degraded_cap: SomeShare = 0.95
     """The same after a failure."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    gpu_memory_utilization: SomeShare | None = None
     baseline: str | None = None
     """A plan or deployment that runs today: changing it then costs something."""
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+import re
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from planner.documents import Strict
 from planner.errors import UserError
+from planner.intent.platform import LabelMap, ResourceName, label_key, label_value
 from planner.units import (
     Bytes,
     BytesPerSecond,
@@ -18,6 +20,24 @@ from planner.units import (
     StorageBytesPerSecond,
     Watts,
 )
+
+_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+
+def _name(value: str) -> str:
+    # Names become labels, table headings and parts of file names.
+    if not _NAME.fullmatch(value) or ".." in value:
+        raise UserError(
+            "bad-name",
+            f"{value[:70]!r} cannot be a name here",
+            None,
+            (),
+            ("use at most 63 letters, digits, '-', '_' and '.', a letter or digit first and last",),
+        )
+    return value
+
+
+Name = Annotated[str, AfterValidator(_name)]
 
 
 class Price(Strict):
@@ -33,19 +53,29 @@ class Price(Strict):
 class Toleration(Strict):
     """A Kubernetes toleration, as the pod spec takes it."""
 
-    key: str | None = None
-    operator: str = "Equal"
-    value: str | None = None
-    effect: str | None = None
+    key: Annotated[str, AfterValidator(label_key)] | None = None
+    operator: Literal["Equal", "Exists"] = "Equal"
+    value: Annotated[str, AfterValidator(label_value)] | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+
+    @model_validator(mode="after")
+    def _as_the_api_server_wants(self) -> Self:
+        if self.operator == "Exists" and self.value:
+            raise UserError("toleration", "operator Exists takes no value", None, (), ("remove value",))
+        if self.operator == "Equal" and self.key is None:
+            raise UserError(
+                "toleration", "operator Equal needs a key", None, (), ("add key: ..., or write operator: Exists",)
+            )
+        return self
 
 
 class Kubernetes(Strict):
     """How pods find this pool. Labels are data the user owns; defaults come from the GPU catalogue."""
 
-    node_selector: dict[str, str] = Field(default_factory=dict)
+    node_selector: LabelMap = Field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
-    gpu_resource: str | None = None
-    rdma_resource: str | None = None
+    gpu_resource: ResourceName | None = None
+    rdma_resource: ResourceName | None = None
 
 
 class GpuOverride(Strict):
@@ -66,7 +96,7 @@ class GpuOverride(Strict):
 class Pool(Strict):
     """Nodes that are alike."""
 
-    name: str
+    name: Name
     gpu: str
     nodes: Annotated[int, Field(gt=0, le=100_000)]
     gpus_per_node: Annotated[int, Field(gt=0, le=1024)] | None = None
@@ -99,8 +129,8 @@ class Pool(Strict):
 class Fleet(Strict):
     """Named pools of nodes."""
 
-    schema_version: int = 1
-    name: str
+    schema_version: Literal[1] = 1
+    name: Name
     pools: tuple[Pool, ...]
 
     @model_validator(mode="after")

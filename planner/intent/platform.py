@@ -8,37 +8,104 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from planner.documents import Strict
-from planner.errors import UserError
+from planner.errors import UserError, did_you_mean
 
+_RESOURCE = re.compile(r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
 _LABEL_KEY = re.compile(r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
 _LABEL_VALUE = re.compile(r"^$|^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
 _DNS_LABEL = re.compile(r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
 _IMAGE = re.compile(r"^[a-z0-9][a-zA-Z0-9._:/@-]{0,254}$")
 
 
-def _labels(value: dict[str, str]) -> dict[str, str]:
-    for k, v in value.items():
-        if not _LABEL_KEY.match(k):
-            raise UserError(
-                "bad-label",
-                f"{k!r} is not a Kubernetes label key",
-                None,
-                (),
-                ("use [prefix/]name of letters, digits, '-', '_' and '.'",),
-            )
-        if not _LABEL_VALUE.match(v):
-            raise UserError(
-                "bad-label",
-                f"{v!r} is not a Kubernetes label value",
-                None,
-                (),
-                ("at most 63 letters, digits, '-', '_' and '.'",),
-            )
+def _key(key: str, what: str, code: str) -> None:
+    if not _LABEL_KEY.fullmatch(key):
+        raise UserError(
+            code,
+            f"{key[:70]!r} is not a Kubernetes {what} key",
+            None,
+            (),
+            ("use [prefix/]name of letters, digits, '-', '_' and '.'; the name at most 63 characters",),
+        )
+
+
+def _resource(value: str) -> str:
+    if not _RESOURCE.fullmatch(value):
+        raise UserError(
+            "bad-resource",
+            f"{value[:70]!r} is not an extended resource",
+            None,
+            (),
+            ("write vendor/name, e.g. nvidia.com/gpu or rdma/ib",),
+        )
+    return value
+
+
+OLDEST_KUBERNETES = 25
+"""Minor version from which what is rendered here (policy/v1, autoscaling/v2) is served and nothing older needed."""
+
+
+def _kubernetes(value: str) -> str:
+    match = re.fullmatch(r"1\.(\d{1,3})", value)
+    if match is None or int(match[1]) < OLDEST_KUBERNETES:
+        raise UserError(
+            "kubernetes-version",
+            f"{value[:20]!r} is not a Kubernetes version that is rendered for",
+            None,
+            (f"1.{OLDEST_KUBERNETES} and newer serve what is rendered",),
+            ('write it in quotes, e.g. kubernetes_version: "1.34"',),
+        )
+    return value
+
+
+COMPONENTS = (
+    "vllm", "sglang", "vllm-router", "smg", "dynamo-vllm", "dynamo-sglang", "kserve", "dynamo-frontend", "llm-d",
+    "llm-d-sidecar",
+)  # fmt: skip
+"""What `images` may name: engines, routers, and the parts of Dynamo, KServe and llm-d."""
+
+
+def _component(name: str) -> str:
+    if name not in COMPONENTS:
+        raise UserError(
+            "unknown-component",
+            f"{name[:70]!r} is no component with an image",
+            None,
+            (),
+            did_you_mean(name, COMPONENTS) or (f"known: {', '.join(COMPONENTS)}",),
+        )
+    return name
+
+
+def label_key(key: str) -> str:
+    """`key` if Kubernetes takes it as the key of a label or taint."""
+    _key(key, "label", "bad-label")
+    return key
+
+
+def label_value(value: str) -> str:
+    """`value` if Kubernetes takes it as the value of a label or taint."""
+    if not _LABEL_VALUE.fullmatch(value):
+        raise UserError(
+            "bad-label",
+            f"{value[:70]!r} is not a Kubernetes label value",
+            None,
+            (),
+            ("at most 63 letters, digits, '-', '_' and '.'",),
+        )
+    return value
+
+
+def _annotation_key(key: str) -> str:
+    _key(key, "annotation", "bad-annotation")
+    return key
+
+
+def _sorted(value: dict[str, str]) -> dict[str, str]:
     return dict(sorted(value.items()))
 
 
 def _dns(value: str) -> str:
-    if not _DNS_LABEL.match(value):
+    if not _DNS_LABEL.fullmatch(value):
         raise UserError(
             "bad-name",
             f"{value!r} is not a Kubernetes name",
@@ -50,7 +117,7 @@ def _dns(value: str) -> str:
 
 
 def _image(value: str) -> str:
-    if not _IMAGE.match(value) or value.endswith(":latest"):
+    if not _IMAGE.fullmatch(value) or value.endswith(":latest"):
         raise UserError(
             "bad-image",
             f"{value!r} is not a pinned image",
@@ -61,7 +128,12 @@ def _image(value: str) -> str:
     return value
 
 
-LabelMap = Annotated[dict[str, str], AfterValidator(_labels)]
+LabelMap = Annotated[
+    dict[Annotated[str, AfterValidator(label_key)], Annotated[str, AfterValidator(label_value)]],
+    AfterValidator(_sorted),
+]
+AnnotationMap = dict[Annotated[str, AfterValidator(_annotation_key)], str]
+ResourceName = Annotated[str, AfterValidator(_resource)]
 DnsLabel = Annotated[str, AfterValidator(_dns)]
 Image = Annotated[str, AfterValidator(_image)]
 
@@ -94,10 +166,10 @@ class Platform(Strict):
     schema_version: Literal[1] = 1
     namespace: DnsLabel | None = None
     labels: LabelMap = Field(default_factory=dict)
-    annotations: dict[str, str] = Field(default_factory=dict)
+    annotations: AnnotationMap = Field(default_factory=dict)
     registry: dict[str, str] = Field(default_factory=dict)
     """Rewrite of image prefixes: {docker.io: registry.example.internal/hub}."""
-    images: dict[str, Image] = Field(default_factory=dict)
+    images: dict[Annotated[str, AfterValidator(_component)], Image] = Field(default_factory=dict)
     """Full image per engine or component, digest pins included: {vllm: registry/vllm@sha256:...}."""
     pull_secrets: tuple[DnsLabel, ...] = ()
     service_account: DnsLabel | None = None
@@ -107,7 +179,9 @@ class Platform(Strict):
     kueue_queue: DnsLabel | None = None
     runtime_class: DnsLabel | None = None
     priority_class: DnsLabel | None = None
-    kubernetes_version: Annotated[str, Field(pattern=r"^1\.\d+$")] = "1.34"
+    kubernetes_version: Annotated[
+        str, AfterValidator(_kubernetes), Field(json_schema_extra={"pattern": r"^1\.\d+$"})
+    ] = "1.34"
     dynamo_version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")] = "1.6.1"
     crds: (
         tuple[

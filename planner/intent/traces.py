@@ -19,8 +19,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
-from planner.documents import Strict, shown_path
-from planner.errors import UserError, Where, did_you_mean
+from planner.documents import Strict, close_files, shown_path
+from planner.errors import UserError, Where
 
 LARGEST_TOKENS = 100_000_000
 PAIRS = 256
@@ -101,7 +101,7 @@ def read_trace(path: Path) -> Iterator[TraceRow]:
     try:
         handle = path.open(encoding="utf-8-sig", newline="")
     except FileNotFoundError as e:
-        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ()
+        near = close_files(path.name, path.parent)
         raise UserError("no-such-file", f"trace {shown} does not exist", Where(shown), (), near) from e
     except OSError as e:
         raise UserError("cannot-read", f"trace {shown} cannot be read: {e.strerror}", Where(shown)) from e
@@ -164,6 +164,9 @@ def _rows(lines: Iterable[str], shown: str) -> Iterator[TraceRow]:
 def _column(header: list[str], name: str, shown: str) -> int | None:
     for alias in _ALIASES[name]:
         if alias in header:
+            if header.count(alias) > 1:
+                where = Where(shown, 1, 1, ",".join(header)[:200])
+                raise UserError("trace", f"column {alias!r} stands twice", where, (), ("keep one of them",))
             return header.index(alias)
     if name in ("timestamp_s", "hit_tokens"):
         return None

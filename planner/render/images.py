@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from planner.catalog.engines import EngineVersion
-from planner.errors import UserError, did_you_mean
 from planner.intent.platform import Platform
 from planner.render.files import refused
 from planner.render.text import plain
@@ -16,20 +15,6 @@ COMPONENTS = {
     "llm-d": "ghcr.io/llm-d/llm-d-cuda:v0.9.0",
     "llm-d-sidecar": "ghcr.io/llm-d/llm-d-routing-sidecar:v0.8.0",
 }
-KNOWN = ("vllm", "sglang", "vllm-router", "smg", "dynamo-vllm", "dynamo-sglang", "kserve", *COMPONENTS)
-
-
-def check_images(platform: Platform) -> None:
-    """Refuse an image for a component that does not exist: it would be ignored silently."""
-    for name in platform.images:
-        if name not in KNOWN:
-            raise UserError(
-                "unknown-component",
-                f"platform.images names {name!r}, which is no component",
-                None,
-                (),
-                did_you_mean(name, KNOWN) or (f"known: {', '.join(KNOWN)}",),
-            )
 
 
 def engine_image(engine: EngineVersion, platform: Platform, *, vendor: str, key: str | None = None) -> str:

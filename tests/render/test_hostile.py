@@ -175,7 +175,7 @@ def expand(text: str) -> str:
 @pytest.mark.parametrize("word", ["a b", "a\nb", "ü", "$(x)", "a" * 64, "a\n"])
 def test_labels_and_resources_of_a_fleet_are_checked(word: str) -> None:
     for words in ({"node_selector": {"gpu": word}}, {"gpu_resource": word}, {"rdma_resource": f"rdma/{word}"}):
-        with pytest.raises(UserError):
+        with pytest.raises(ValueError, match=r"not a Kubernetes|not an extended"):
             render(plan(fleet_=fleet(kubernetes=words)))
 
 

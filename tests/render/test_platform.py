@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from planner.documents import Document, read_as
 from planner.errors import UserError
 from planner.intent.platform import Platform
 from planner.render import render
@@ -15,7 +16,7 @@ from tests.render.plans import plan, pool, service
 
 
 def made(**fields: Any) -> Platform:
-    return Platform.model_validate(fields)
+    return read_as(Platform, Document(fields, "platform.yaml"), what="a platform")
 
 
 PLATFORMS = [

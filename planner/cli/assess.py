@@ -46,6 +46,7 @@ def assess(
     from planner.assess.judge import assess as judge
     from planner.assess.read import read_deployment, read_revision
     from planner.cli.console import width
+    from planner.cli.readable import check_quotes, with_unreadable
     from planner.intent.resolve import Words, load_fleet, load_intent
 
     if (argv is None) == (not paths):
@@ -64,16 +65,17 @@ def assess(
             raise UserError("usage", f"{revisions!r} is not BEFORE..AFTER", None, (), ("write main..HEAD",))
         names = [str(p) for p in paths]
         found: Assessment | ChangeAssessment = assess_change(
-            read_revision(before, names),
-            read_revision(after or "HEAD", names),
+            with_unreadable(read_revision(before, names)),
+            with_unreadable(read_revision(after or "HEAD", names)),
             intent=intent,
             fleet=asked_fleet,
             gpu=gpu,
         )
     else:
-        found = judge(
-            read_deployment(argv if argv is not None else list(paths)), intent=intent, fleet=asked_fleet, gpu=gpu
-        )
+        if argv is not None:
+            check_quotes(argv)
+        launches = read_deployment(argv if argv is not None else list(paths))
+        found = judge(with_unreadable(launches), intent=intent, fleet=asked_fleet, gpu=gpu)
     if form == "json":
         click.echo(found.to_json().rstrip("\n"))
     elif form == "markdown":

@@ -231,3 +231,26 @@ def test_options_that_take_numbers_take_finite_ones(value: str) -> None:
     words = ("estimate", "--model", "Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--isl", "10", "--osl", "10")
     for option in ("--concurrency", "--batch"):
         refused(plan(*words, f"{option}={value}"), 2, option)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ("--max-num-seqs 0", "--max-num-seqs 0 is not a whole number of at least 1"),
+        ("--tensor-parallel-size abc", "--tensor-parallel-size abc is not a whole number"),
+        ("--gpu-memory-utilization 1.5", "--gpu-memory-utilization 1.5 is not a share"),
+    ],
+)
+def test_assess_names_values_that_cannot_be_meant(flags: str, text: str) -> None:
+    ran = plan("assess", "--argv", f"vllm serve meta-llama/Llama-3.1-8B-Instruct {flags}", "--gpu", "h100-sxm")
+    assert f"UNKNOWN {text}" in ran.out
+
+
+def test_assess_takes_the_engines_own_words() -> None:
+    ran = plan("assess", "--argv", "vllm serve Qwen/Qwen3-8B --max-model-len auto", "--gpu", "h100-sxm")
+    assert "UNKNOWN" not in ran.out
+
+
+def test_assess_wants_a_whole_command() -> None:
+    ran = plan("assess", "--argv", "vllm serve Qwen/Qwen3-8B --served-model-name 'x", "--gpu", "h100-sxm")
+    refused(ran, 2, "no closing quotation", "close the quote")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.candidates import candidates, predict
 from planner.catalog.gpus import find_gpu
 from planner.catalog.models import find_model
 from planner.errors import Exit, UserError
@@ -22,6 +24,7 @@ from planner.perf.families import read_arch
 from planner.perf.step import step_s
 from planner.pipeline import make_plan
 from planner.pipeline.question import ask
+from planner.solve import solve
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES = (
@@ -69,6 +72,36 @@ def test_a_stricter_slo_is_never_cheaper(limit_ms: int, step_ms: int, rate: int,
     if strict is not None:
         assert loose is not None
         assert loose <= strict
+
+
+@pytest.mark.parametrize(
+    ("model", "fleet", "precision", "rate", "limits_ms"),
+    [
+        ("meta-llama/Llama-3.3-70B-Instruct", "h100", "fp8", "10/s", (12, 14, 16, 17, 18, 19, 20, 21, 22, 25, 30, 60)),
+        ("meta-llama/Llama-3.1-8B-Instruct", "l40s", "bf16", "4/s", (9, 15, 21, 25, 30, 33, 36, 40, 50)),
+    ],
+)
+def test_a_looser_gap_never_takes_more_gpus(
+    model: str, fleet: str, precision: str, rate: str, limits_ms: tuple[int, ...]
+) -> None:
+    """Nothing fixed: the law is one of everything that is asked about, not of one pair of caps."""
+    before = math.inf
+    for limit_ms in limits_ms:
+        words = Words(
+            model=model, precision=(precision,), slo=(f"itl={limit_ms}ms",), rate=rate, input="1000", output="200"
+        )
+        question = ask(fleet=ROOT / "fleets" / f"{fleet}.yaml", words=words)
+        try:
+            gpus = solve(
+                question.asks, question.fleet, evaluate=candidates, predict=predict, objective="gpus", explain=False
+            ).value
+        except UserError as e:
+            if e.exit_code != Exit.NO_PLAN:
+                raise
+            gpus = math.inf
+        assert gpus <= before, f"{limit_ms}ms takes {gpus}, a stricter limit {before}"
+        before = gpus
+    assert before < math.inf
 
 
 @given(st.integers(0, len(SHAPES) - 1), st.integers(1, 512), st.integers(1, 60_000), st.floats(1.0, 4.0))

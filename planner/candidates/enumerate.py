@@ -34,7 +34,7 @@ from planner.candidates.replica import (
     table_of,
 )
 from planner.candidates.shapes import nodes_of, shapes, staged_shapes
-from planner.candidates.sizing import cap_pairs, largest_graph, mix_of
+from planner.candidates.sizing import LEAST_SEQS, cap_pairs, largest_graph, mix_of
 from planner.catalog.gpus import find_gpu
 from planner.catalog.models import Checkpoint
 from planner.errors import Exit, UserError
@@ -59,12 +59,14 @@ def candidates(ask: Ask, *, prune: bool = True) -> tuple[Candidate, ...]:
     """
     found: list[Candidate] = []
     refused: list[str] = []
+    fits = False
     longest = longest_request(ask)
     groups = tuple(dict.fromkeys(g for s in class_groups(tuple(n for n, _ in ask.rates)) for g in s))
     for place in places(ask):
         here: dict[int, list[Layout]] = {}
         for layout in layouts(ask, place, longest, refused):
             here.setdefault(layout.shape.gpus, []).append(layout)
+            fits = True
         for group in groups:
             for role in roles_of(ask, place.hardware):
                 smaller: list[Candidate] = []
@@ -77,7 +79,7 @@ def candidates(ask: Ask, *, prune: bool = True) -> tuple[Candidate, ...]:
                     if ask.lean and prune and ask.service.fixed.replicas is None:
                         smaller += [c for c in made if c.load.planned_rps > 0]
     if not found:
-        raise _nothing_runs(ask, refused)
+        raise _nothing_runs(ask, refused, fits=fits)
     return tuple(found)
 
 
@@ -445,8 +447,23 @@ def _hits_depend_on_replicas(classes: Sequence[ClassLoad]) -> bool:
     return any(c.hits.routing == "round-robin" and (c.hits.traced or c.lengths.turns > 1) for c in classes)
 
 
-def _nothing_runs(ask: Ask, refused: Sequence[str]) -> UserError:
+def _nothing_runs(ask: Ask, refused: Sequence[str], *, fits: bool) -> UserError:
     service, fleet = ask.service, ask.fleet
+    tokens = service.fixed.max_num_batched_tokens
+    if fits and tokens is not None:
+        # The layouts do fit: it is the fixed caps that do not.
+        seqs = service.fixed.max_num_seqs or LEAST_SEQS
+        drafts = service.speculation.tokens if service.speculation else 0
+        each = f" of {1 + drafts} tokens each (speculation)" if drafts else ""
+        why = f"one step of {seqs} sequences{each} needs max_num_batched_tokens of {seqs * (1 + drafts)} or more"
+        return UserError(
+            "no-configuration",
+            f"nothing on fleet {fleet.name} runs {service.model} with max_num_batched_tokens fixed to {tokens}",
+            None,
+            (why,) if tokens < seqs * (1 + drafts) else ("no memory is left for the cache beside such steps",),
+            ("remove it from fixed, or raise it",),
+            Exit.NO_PLAN,
+        )
     precision = ", ".join(precisions_of(ask))
     announced = [
         f"{p.name}: {find_gpu(p.gpu).id} is announced and does not ship yet; it is chosen only by name (--gpu {p.gpu})"

@@ -13,7 +13,9 @@ from planner.solve.patterns import Pattern, least_alone
 from planner.solve.prepare import Evaluator, Prepared, choices, demand_of, prepare
 from planner.solve.question import Clause, Question
 from planner.solve.rules import RULES
+from planner.solve.rules.survive import losses
 from planner.solve.scale import PER_DOLLAR, PER_RPS, capacity_urps, cost_udollars
+from planner.solve.space import Space
 from planner.units import show_money, show_rate, show_time
 
 # Rules whose absence is not a plan anybody could run, or says nothing about the choice.
@@ -167,12 +169,12 @@ def _runner_up(setting: _Setting) -> str | None:
             continue
         space = setting.prepared.spaces[c.fleet_pool]
         if setting.scale is not None:
-            carried = space.most_replicas(c) * capacity_urps(c.load.planned_rps) / PER_RPS
+            carried = carried_by(c, space.most_replicas(c), demand.survive, setting.prepared.spaces)
             share = carried / (demand.rate_urps / PER_RPS)
             entry: tuple[tuple[float, ...], str, str] = (
                 (-share,),
                 _kind(c),
-                f"carries {share:.0%} of that traffic on the whole pool",
+                f"carries {share:.0%} of that traffic on the whole pool{_under(demand.survive)}",
             )
         else:
             n = least_alone(c, demand, setting.prepared.spaces)
@@ -190,6 +192,21 @@ def _runner_up(setting: _Setting) -> str | None:
         if best is None or entry < best:
             best = entry
     return f"{best[1]}: {best[2]}" if best else None
+
+
+def _under(survive: str) -> str:
+    return "" if survive == "none" else f" with {survive} lost"
+
+
+def carried_by(c: Candidate, replicas: int, survive: str, spaces: dict[str, Space]) -> float:
+    """Requests/s of so many replicas of one shape, under the survive rule as well.
+
+    min(n x planned, (n - lost) x degraded) over every loss to survive
+    """
+    found = replicas * capacity_urps(c.load.planned_rps)
+    for (lost,) in losses((c,), survive, spaces):
+        found = min(found, max(0, replicas - lost) * capacity_urps(c.load.degraded_rps))
+    return found / PER_RPS
 
 
 def _why(setting: _Setting) -> tuple[str, ...]:
@@ -258,12 +275,23 @@ def _one_fewer(setting: _Setting) -> tuple[str, ...]:
     if setting.scale is not None or setting.gpus <= 1 or setting.question.keep:
         return ()
     most_gpus = setting.gpus - 1
+    ask = setting.question.ask(setting.name)
     share = _share_within(setting, setting.question, most_gpus, most=1000)
-    total = sum(rate for _, rate in setting.question.ask(setting.name).rates)
+    rate = show_rate(sum(rate for _, rate in ask.rates))
     gpus = "1 GPU" if most_gpus == 1 else f"{most_gpus} GPUs"
+    if share >= 1000:
+        # Fewer GPUs do; they are not what was minimised.
+        return (f"{gpus} would carry all of it, for more money",) if setting.question.objective == "cost" else ()
+    survive = ask.service.survive
+    if survive != "none":
+        spared = setting.question.with_ask(ask.with_service(survive="none"))
+        free = _share_within(setting, spared, most_gpus, most=1000)
+        if free > share:
+            under = f"{share / 10:g}%" if share else "none"
+            return (f"{gpus} would carry {under} of {rate} with {survive} lost, {free / 10:g}% with nothing lost",)
     if share == 0:
         return (f"{gpus} would carry none of it",)
-    return (f"{gpus} would carry {share / 10:g}% of {show_rate(total)}",)
+    return (f"{gpus} would carry {share / 10:g}% of {rate}",)
 
 
 def _apart_or_together(setting: _Setting) -> tuple[str, ...]:

@@ -95,7 +95,8 @@ def infeasible(question: Question, evaluator: Evaluator, *, unknown: bool = Fals
     if stuck and helps:
         notes.append(f"no change of {', '.join(stuck)} alone is enough")
     about = (first.code, first.service or "", first.detail)
-    return UserError(first.code, _message(asked, clash), None, tuple(notes), tuple(helps), Exit.NO_PLAN, about)
+    told = tuple(dict.fromkeys(notes))
+    return UserError(first.code, _message(asked, clash), None, told, tuple(helps), Exit.NO_PLAN, about)
 
 
 # How many faster GPUs are tried before the advice is left out.

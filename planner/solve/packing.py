@@ -19,6 +19,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from planner.candidates.candidate import Candidate
+from planner.errors import UserError
 from planner.solve.space import Space, in_domain
 
 # A rack of 72 GPUs with a dozen sizes has a few hundred maximal fillings; far beyond that something is wrong.
@@ -73,7 +74,15 @@ def configurations(sizes: Sequence[int], room: int) -> tuple[tuple[int, ...], ..
     found: list[tuple[int, ...]] = []
 
     def fill(i: int, left: int, counts: tuple[int, ...]) -> None:
-        assert len(found) <= MOST_CONFIGURATIONS, "too many block sizes in one bin"
+        if len(found) > MOST_CONFIGURATIONS:
+            raise UserError(
+                "too-many-fillings",
+                f"replicas of {', '.join(map(str, sizes))} GPUs fill a node or rack of {room} in more than "
+                f"{MOST_CONFIGURATIONS:,} ways",
+                None,
+                ("whether they fit is decided by trying every filling",),
+                ("set gpus_per_node to what one server holds", "or fix the size of a replica (fixed: {tp: 8})"),
+            )
         if i == len(sizes):
             if all(s > left for s in sizes):
                 found.append(counts)

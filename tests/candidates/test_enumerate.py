@@ -53,21 +53,22 @@ def test_planned_rate_holds_every_promise_with_its_margin() -> None:
 
 def test_pruning_keeps_the_answer() -> None:
     """Brute force: every pair of caps evaluated to the end, none set aside."""
+    on = fleet({"name": "h", "gpu": "h100-sxm", "nodes": 4, "gpus_per_node": 2, "rdma": True, "nic": "400Gbit/s"})
     for kw in (
         {"slo": {"itl": "40ms", "ttft": "800ms"}, "traffic": {"input": 2000, "output": 200, "rate": "30/s"}},
-        {"slo": {"itl": "25ms"}, "traffic": {"input": 500, "output": 300, "rate": "90/s"}, "survive": "1 node"},
+        {"slo": {"itl": "25ms"}, "traffic": {"input": 500, "output": 300, "rate": "60/s"}, "survive": "1 node"},
         {"slo": {"itl.mean": "15ms", "e2e": "9s"}, "traffic": {"input": 900, "output": 300}},
     ):
-        ask = real_ask(H100, **kw)
+        ask = real_ask(on, **kw)
         few, every = candidates(ask), candidates(ask, prune=False)
         assert {c.key for c in few} < {c.key for c in every}
         answers = [
-            solve([ask], H100, evaluate=lambda a, p=p: candidates(a, prune=p), predict=predict, explain=False)
+            solve([ask], on, evaluate=lambda a, p=p: candidates(a, prune=p), predict=predict, explain=False)
             for p in (True, False)
         ]
         lean = candidates(replace(ask, lean=True))
         assert len(lean) < len(few)
-        answers.append(solve([replace(ask, lean=True)], H100, evaluate=candidates, predict=predict, explain=False))
+        answers.append(solve([replace(ask, lean=True)], on, evaluate=candidates, predict=predict, explain=False))
         assert answers[0].services == answers[1].services == answers[2].services
         assert len({(a.value, a.scale) for a in answers}) == 1
 
@@ -83,6 +84,51 @@ def test_stricter_promise_never_carries_more(limit_ms: int, more_ms: int) -> Non
         return c.load.planned_rps
 
     assert planned(limit_ms) <= planned(limit_ms + more_ms)
+
+
+def test_a_promise_holds_at_every_rate_below_the_planned_one() -> None:
+    """p99 of gaps jumps where every hundredth gap meets a prompt, at a rate far below what the replica is stable at."""
+    ask = real_ask(
+        H100, model="meta-llama/Llama-3.3-70B-Instruct", precisions=["fp8"], slo={"itl": "13ms"},
+        traffic={"input": 1000, "output": 200},
+    )  # fmt: skip
+    found = [c for c in candidates(ask) if c.load.planned_rps > 0]
+    assert found
+    for c in found:
+        model = load_model(ask, c)
+        for share in (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97, 1.0):
+            figures = model.evaluate(share * c.load.planned_rps).classes[0]
+            assert figures.itl.stat("p99") <= 0.013, (c.key, share)
+
+
+def test_caps_of_a_stricter_promise_are_asked_about_under_a_looser_one_too() -> None:
+    from planner.candidates.sizing import Mix, cap_pairs
+
+    ask = real_ask(H100, fixed={"tp": 2})
+    d = candidates(ask)[0].deployment
+    table = table_of(d, budget=16384, seqs=512)
+    before: set[tuple[int, int]] = set()
+    for limit_s in (0.005, 0.009, 0.012, 0.02, 0.021, 0.05, 0.3, None):
+        pairs = cap_pairs(table, Mix(3750, 3500, limit_s), kv_sequences=310, largest=512)
+        now = {*pairs.sized, *pairs.others}
+        assert before <= now
+        assert len(now) == len((*pairs.sized, *pairs.others)) <= 120
+        assert any(b == 128 and s <= 128 for s, b in now)
+        before = now
+
+
+def test_stages_are_asked_about_where_replicas_span_nodes() -> None:
+    four = fleet({"name": "h", "gpu": "h100-sxm", "nodes": 4, "rdma": True, "nic": "400Gbit/s"})
+    ask = real_ask(four, model="deepseek-ai/DeepSeek-V3", traffic={"input": 1000, "output": 200})
+    best = max(candidates(ask), key=lambda c: c.load.planned_rps / c.gpus)
+    assert best.deployment.shape.pp > 1
+
+
+def test_fixed_caps_that_cannot_go_together_say_so() -> None:
+    found = candidates(real_ask(H100, fixed={"max_num_batched_tokens": 128}))
+    assert all(c.caps.max_num_seqs <= 128 for c in found)
+    with pytest.raises(UserError, match="one step of 256 sequences needs max_num_batched_tokens of 256 or more"):
+        candidates(real_ask(H100, fixed={"max_num_seqs": 256, "max_num_batched_tokens": 128}))
 
 
 def test_faster_memory_never_carries_less() -> None:

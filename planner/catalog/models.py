@@ -241,8 +241,11 @@ _SCHEMES: dict[str, str] = {
 }
 
 
-def find_model(name_or_path: str, *, where: Where | None = None) -> Model:
+def find_model(name_or_path: str, *, where: Where | None = None, any_owner: bool = False) -> Model:
     """The model of that name: a bundled id, a repository of the same shape, an alias, or a folder with config.json.
+
+    A known model under an owner who publishes none of it is refused, for the name goes into a launch command as it
+    is; with `any_owner` (names in measurement files) it is taken for the known one.
 
     UserError with near misses for a name that is not known, and for a file that cannot be read.
     """
@@ -252,6 +255,8 @@ def find_model(name_or_path: str, *, where: Where | None = None) -> Model:
     asked = re.sub(r"\s+", "-", re.sub(r"\s*\([^)]*\)", "", name).rstrip("? ").strip())
     found = _find(asked)
     if found is not None:
+        if not any_owner:
+            _check_owner(asked, found, where)
         return found
     known = sorted({e.id for e in _names().values()})
     raise UserError(
@@ -263,6 +268,41 @@ def find_model(name_or_path: str, *, where: Where | None = None) -> Model:
             *did_you_mean(asked, known),
             "name a folder with the model's config.json instead, or see all with: plan catalog models",
         ),
+    )
+
+
+@functools.cache
+def _repositories() -> frozenset[str]:
+    """Every repository that the catalogue names, in lower case."""
+    quantised = {r.repo for repos in _checkpoints().repositories.values() for r in repos}
+    return frozenset(r.lower() for r in quantised | {e.id for e in _names().values()})
+
+
+@functools.cache
+def _quantisers() -> frozenset[str]:
+    """Owners who publish other people's models in other formats."""
+    repos = ((base, r.repo) for base, many in _checkpoints().repositories.items() for r in many)
+    owners = {r.split("/")[0].lower() for b, r in repos if r.split("/")[0].lower() != b.split("/")[0].lower()}
+    return frozenset(owners | {"neuralmagic"})  # RedHatAI's former name; its repositories still answer to it
+
+
+def _check_owner(asked: str, found: Model, where: Where | None) -> None:
+    owner, _, base = asked.lower().rpartition("/")
+    if not owner or asked.lower() in _repositories():
+        return
+    if owner == found.shape_of.split("/")[0].lower() or owner in _quantisers():
+        return
+    known = [e.id for k, e in _names().items() if k in (squeeze(base), squeeze(found.shape_of.replace("/", "")))]
+    owners = {i.split("/")[0].lower() for i in known}
+    if owner in owners:
+        return
+    near = list(dict.fromkeys(known)) or [found.shape_of]
+    raise UserError(
+        "unknown-owner",
+        f"{asked.rpartition('/')[0]!r} is not known to publish {asked.rpartition('/')[2]}",
+        where,
+        ("the repository's name goes into launch commands as it is",),
+        (f"write {near[0]}", "or name a folder with the copy's config.json"),
     )
 
 

@@ -34,12 +34,12 @@ _UNIFORM: dict[str, Scheme] = {
 def model_of(name: str) -> Model:
     """The catalogue's model, with what measurement files add to a name cut off."""
     plain = name.rstrip("?").split(" (")[0]
-    return find_model(_WITHOUT_WINDOW.get(plain, plain))
+    return find_model(_WITHOUT_WINDOW.get(plain, plain), any_owner=True)
 
 
 @functools.cache
 def _arch(shape_of: str) -> ModelArch:
-    model = find_model(shape_of)
+    model = find_model(shape_of, any_owner=True)
     return read_arch(model.config, model.id)
 
 
@@ -69,7 +69,7 @@ def weights_of(name: str, precision: str) -> WeightPlan:
     Block-scaled FP8 is preferred where the catalogue has no say: where it has two, its first is what people run.
     """
     model, arch = model_of(name), arch_of(name)
-    for m in (model, *((find_model(_SAME[model.id]),) if model.id in _SAME else ())):
+    for m in (model, *((find_model(_SAME[model.id], any_owner=True),) if model.id in _SAME else ())):
         for checkpoint in m.checkpoints:
             if checkpoint.precision == precision:
                 return weight_plan(arch, checkpoint)

@@ -60,7 +60,7 @@ def test_names_as_people_write_them(written: str, found: str, shape: str) -> Non
         with pytest.raises(UserError, match="unknown model"):
             find_model(written)
         return
-    model = find_model(written)
+    model = find_model(written, any_owner=True)
     assert (model.id, model.shape_of) == (found, shape)
 
 
@@ -82,7 +82,7 @@ def test_names_as_people_write_them(written: str, found: str, shape: str) -> Non
 def test_quantised_repositories_are_models_with_that_precision_first(
     written: str, model: str, repo: str, precision: str
 ) -> None:
-    found = find_model(written)
+    found = find_model(written, any_owner=True)
     assert (found.id, found.native.repo, found.native.precision) == (model, repo, precision)
 
 
@@ -159,7 +159,7 @@ def test_benchmark_files_resolve(shared: Path) -> None:
                 name = row.get("model") or row.get("model_path") or ""
                 if name:
                     try:
-                        find_model(name)
+                        find_model(name, any_owner=True)
                     except UserError:
                         left.add(name)
     uncovered = {n for n in left if "/" in n and " " not in n}
@@ -261,3 +261,23 @@ def test_json_of_a_model() -> None:
     assert nvfp4["repo"] == "nvidia/Qwen3.5-397B-A17B-NVFP4"
     assert nvfp4["kv_precision"] == "fp8"
     assert nvfp4["accuracy"]["low"] < nvfp4["accuracy"]["value"]
+
+
+@pytest.mark.parametrize(
+    ("written", "known"),
+    [
+        ("meta-lama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
+        ("evil/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("evil/Llama-3.1-8B-Instruct-FP8", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("zhipuai/GLM-5", "zai-org/GLM-5"),
+    ],
+)
+def test_an_owner_who_does_not_publish_the_model_is_refused(written: str, known: str) -> None:
+    with pytest.raises(UserError, match="is not known to publish") as e:
+        find_model(written)
+    assert e.value.helps[0] == f"write {known}"
+
+
+@pytest.mark.parametrize("written", ["unsloth/Llama-3.1-8B-Instruct", "RedHatAI/Qwen3-8B-FP8-dynamic", "llama-3.1-8b"])
+def test_known_publishers_and_no_owner_are_taken(written: str) -> None:
+    find_model(written)

@@ -1,6 +1,6 @@
 """Real traces planned end to end, and the plans replayed under the same traces.
 
-    python -m benchmarks.traces --traces DIR [--only TEXT]
+    python -m benchmarks.traces --traces DIR [--only TEXT] [--no-verify]
 
 For each trace, model and fleet: the planned rate starts at the trace's busiest minute and moves until the plan is the
 smallest that keeps its promises in a replay of the whole trace (a burst is no Poisson stream: how much rate it is
@@ -43,6 +43,7 @@ class Case:
     model: str
     fleet: Path
     slo: tuple[str, ...]
+    verify: bool = True
 
     def plan(self, rate_per_s: float, *, tp: int | None = None) -> Plan | None:
         words = Words(
@@ -55,7 +56,7 @@ class Case:
             target="none",
         )
         try:
-            return make_plan(ask(fleet=self.fleet, words=words), verify=False)
+            return make_plan(ask(fleet=self.fleet, words=words), verify=self.verify)
         except UserError:
             return None
 
@@ -147,6 +148,7 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, required=True, help="folder with the trace files")
     parser.add_argument("--fleets", type=Path, default=Path("fleets"))
     parser.add_argument("--only", default="", help="cases whose name holds this text")
+    parser.add_argument("--no-verify", action="store_true", help="plan in closed form alone")
     args = parser.parse_args()
     for name, slo in TRACES.items():
         summary = summarise_file(args.traces / f"{name}.csv")
@@ -156,7 +158,7 @@ def main() -> None:
                 if args.only not in words:
                     continue
                 start = time.perf_counter()
-                case = Case(args.traces / f"{name}.csv", model, args.fleets / f"{fleet}.yaml", slo)
+                case = Case(args.traces / f"{name}.csv", model, args.fleets / f"{fleet}.yaml", slo, not args.no_verify)
                 planned = smallest_plan(case, summary)
                 found = smallest_found(case, summary, most_gpus=32)
                 took = f"({time.perf_counter() - start:.0f} s)"

@@ -1,6 +1,6 @@
 """From a question to a plan: the table of contents.
 
-    question -> asks -> candidates + what perf says -> solver's choice -> simulation checks it -> plan
+    question -> asks -> candidates + what perf says -> solver's choice -> simulation checks and lifts it -> plan
 
 Each arrow is a function from frozen values to frozen values; nothing is filled in later, nothing reaches back.
 """
@@ -18,9 +18,6 @@ from planner.plan.document import Plan
 
 __all__ = ["Question", "ask", "make_plan", "replan", "resolve_again", "scale_prices"]
 
-# Solve, simulate, send a cut back, solve again: at most so often.
-MOST_ROUNDS = 3
-
 
 def make_plan(question: Question, *, verify: bool = True, progress: Callable[[str], None] = lambda _t: None) -> Plan:
     """The answer to a question, checked by simulation unless `verify` is off.
@@ -28,33 +25,31 @@ def make_plan(question: Question, *, verify: bool = True, progress: Callable[[st
     Raises UserError: exit code 3 where there is no plan (with the rules that clash), 5 where the time limit came first.
     """
     from planner.candidates import candidates, predict
+    from planner.pipeline.lift import lifted
     from planner.pipeline.places import placed
-    from planner.pipeline.verify import Check, check
+    from planner.pipeline.verify import Check, Settled, settled
     from planner.plan.assemble import assemble
-    from planner.solve import Cut, solve
+    from planner.plan.solution import Solution
+    from planner.solve import Cut, Lift, solve
 
-    cuts: tuple[Cut, ...] = ()
-    checked = Check()
+    def solved(cuts: tuple[Cut, ...], lifts: tuple[Lift, ...], explain: bool) -> Solution:
+        return solve(
+            question.asks, question.fleet, evaluate=candidates, predict=predict,
+            objective=question.intent.objective, cuts=cuts, lifts=lifts, baseline=question.baseline_pools,
+            change_cost=question.intent.change_cost, keep=question.keep,
+            workers=2 if len(question.asks) > 2 else 1, explain=explain, progress=progress,
+        )  # fmt: skip
+
     progress("solving")
-    for round_number in range(1, MOST_ROUNDS + 1):
-        try:
-            solution = solve(
-                question.asks, question.fleet, evaluate=candidates, predict=predict,
-                objective=question.intent.objective, cuts=cuts, baseline=question.baseline_pools,
-                change_cost=question.intent.change_cost, keep=question.keep,
-                workers=2 if len(question.asks) > 2 else 1, progress=progress,
-            )  # fmt: skip
-        except UserError as e:
-            raise placed(e, question.places) from e
-        if not verify:
-            break
-        progress(f"checking by simulation, round {round_number}")
-        checked = check(question, solution, rounds=round_number)
-        if not checked.cuts or round_number == MOST_ROUNDS:
-            break
-        cuts = (*cuts, *checked.cuts)
+    try:
+        if verify:
+            answer = lifted(question, settled(question, solved, progress=progress), solved)
+        else:
+            answer = Settled(solved((), (), True), Check())
+    except UserError as e:
+        raise placed(e, question.places) from e
     progress("writing the plan")
-    return assemble(question, solution, checked)
+    return assemble(question, answer.solution, answer.checked)
 
 
 def replan(intent: Intent, fleet: Fleet, platform: Platform) -> Plan:

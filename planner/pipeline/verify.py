@@ -7,7 +7,7 @@ found by trying lower ones. The plan prints both figures.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.candidates import handover_of, pool_spec
@@ -16,13 +16,20 @@ from planner.perf.traffic import ClassLoad
 from planner.pipeline.question import Question
 from planner.plan.solution import ChosenPool, ChosenService, Solution
 from planner.simulate.run import SimPool, SimResult, SimSpec, Verdict, one_replica, simulate, verdicts
-from planner.solve.question import Cut
+from planner.solve.question import Cut, Lift
 from planner.units import show_time
 
 REQUESTS = 4000
 SEEDS = (1, 2)
 # Shares of the planned rate that are tried until every promise holds.
 LOWER = (0.92, 0.84, 0.72, 0.6, 0.4)
+
+
+# Solve, simulate, send a cut back, solve again: at most so often.
+MOST_ROUNDS = 3
+
+Solve = Callable[[tuple[Cut, ...], tuple[Lift, ...], bool], Solution]
+"""With these cuts, these lifts, and with or without explanations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,49 @@ class Check:
     """(service, pool candidate key, class, `itl.p99`) -> simulated seconds."""
     failed: tuple[str, ...] = ()
     """Promises that the simulation did not confirm, in words."""
+    lifts: tuple[Lift, ...] = ()
+    """What is planned for more than the closed form would have let it carry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A solution, what the simulation said of it, and the cuts on the way."""
+
+    solution: Solution
+    checked: Check
+    cuts: tuple[Cut, ...] = ()
+
+
+def settled(
+    question: Question,
+    solve: Solve,
+    *,
+    cuts: tuple[Cut, ...] = (),
+    lifts: tuple[Lift, ...] = (),
+    before: int = 0,
+    progress: Callable[[str], None] = lambda _t: None,
+) -> Settled:
+    """Solve and check until nothing is cut, at most `MOST_ROUNDS` times; `before`: rounds that led here."""
+    for number in range(1, MOST_ROUNDS + 1):
+        solution = solve(cuts, lifts, True)
+        progress(f"checking by simulation, round {before + number}")
+        checked = check(question, solution, rounds=before + number)
+        if not checked.cuts:
+            break
+        if number < MOST_ROUNDS:
+            cuts = (*cuts, *checked.cuts)
+    return Settled(solution, replace(checked, lifts=used(solution, lifts)), cuts)
+
+
+def used(solution: Solution, lifts: Sequence[Lift]) -> tuple[Lift, ...]:
+    """Lifts without which the solution's replicas would carry less than they are planned for."""
+    return tuple(
+        x
+        for x in lifts
+        for s in solution.services
+        for p in s.pools
+        if x.raises(p.candidate) and p.rate_rps / p.replicas > x.closed_rps
+    )
 
 
 def check(question: Question, solution: Solution, *, rounds: int) -> Check:

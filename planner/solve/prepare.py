@@ -13,7 +13,7 @@ from planner.errors import Exit, UserError
 from planner.solve.choices import Choices
 from planner.solve.packing import block_of, counts_suffice
 from planner.solve.patterns import Demand, Part, Pattern, exact_pattern, patterns
-from planner.solve.question import BaselinePool, Cut, Question
+from planner.solve.question import BaselinePool, Cut, Lift, Question
 from planner.solve.rules.distinct_shapes import most_shapes
 from planner.solve.rules.kv_transfer import wanted_pools
 from planner.solve.scale import PER_RPS, demand_urps
@@ -105,7 +105,11 @@ def prepare(question: Question, evaluator: Evaluator) -> Prepared:
     found_spaces = spaces(question.fleet, pack="packing" not in question.off)
     usable = {}
     for ask in question.asks:
-        mine = [c for c in with_cuts(evaluator(ask), question.cuts) if _passes(c, question.off)]
+        mine = [
+            c
+            for c in with_cuts(with_lifts(ask, evaluator(ask), question.lifts), question.cuts)
+            if _passes(c, question.off)
+        ]
         usable[ask.name] = tuple(c for c in mine if c.load.planned_rps > 0 and c.fleet_pool in found_spaces)
     everyone = [c for cs in usable.values() for c in cs]
     by_total = frozenset(
@@ -118,6 +122,31 @@ def prepare(question: Question, evaluator: Evaluator) -> Prepared:
 
 def _passes(candidate: Candidate, off: frozenset[str]) -> bool:
     return all(code in off for code in candidate.rejected_by)
+
+
+def with_lifts(ask: Ask, candidates: Sequence[Candidate], lifts: Sequence[Lift]) -> list[Candidate]:
+    """Candidates with the rates that the simulation found them to carry, and those it brought back."""
+    found = list(candidates)
+    for lift in (x for x in lifts if x.service == ask.name):
+        place = next((i for i, c in enumerate(found) if lift.raises(c)), None)
+        if place is None:
+            found.append(_lifted(lift.candidate, lift, planned_rps=0.0, degraded_rps=0.0))
+        elif found[place].load.planned_rps < lift.rate_rps:
+            load = found[place].load
+            found[place] = _lifted(found[place], lift, planned_rps=load.planned_rps, degraded_rps=load.degraded_rps)
+    return found
+
+
+def _lifted(candidate: Candidate, lift: Lift, *, planned_rps: float, degraded_rps: float) -> Candidate:
+    # Nothing was simulated above the lifted rate: after a failure it carries that much and no more.
+    load = replace(
+        candidate.load,
+        lambda_slo_rps=max(lift.rate_rps, candidate.load.lambda_slo_rps if planned_rps else 0.0),
+        planned_rps=max(lift.rate_rps, planned_rps),
+        degraded_rps=max(lift.rate_rps, degraded_rps),
+        binding=lift.binding,
+    )
+    return replace(candidate, load=load)
 
 
 def with_cuts(candidates: Sequence[Candidate], cuts: Sequence[Cut]) -> list[Candidate]:

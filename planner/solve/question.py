@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from planner.candidates.ask import Ask
+from planner.candidates.candidate import Candidate
 from planner.intent.fleet import Fleet
 
 Objective = Literal["cost", "gpus", "throughput"]
@@ -23,6 +24,36 @@ class Cut:
     service: str
     key: str
     most_rps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lift:
+    """What the simulation found beyond the closed form: one replica carries this much within every promise."""
+
+    candidate: Candidate
+    """As it would be without the promises that only the closed form said it breaks: it may have been left out."""
+    rate_rps: float
+    closed_rps: float
+    """What the closed form plans it for, every promise kept."""
+
+    @property
+    def service(self) -> str:
+        return self.candidate.service
+
+    @property
+    def key(self) -> str:
+        return self.candidate.key
+
+    @property
+    def binding(self) -> str:
+        """`Load.binding` at this rate."""
+        top = self.candidate.load
+        return top.binding if self.rate_rps >= top.planned_rps else "simulation"
+
+    def raises(self, candidate: Candidate) -> bool:
+        """Whether this is about that candidate."""
+        mine = self.candidate
+        return (mine.service, mine.class_names, mine.key) == (candidate.service, candidate.class_names, candidate.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +82,8 @@ class Question:
     objective: Objective = "cost"
     off: frozenset[str] = frozenset()
     cuts: tuple[Cut, ...] = ()
+    lifts: tuple[Lift, ...] = ()
+    """Cuts go before them."""
     baseline: tuple[BaselinePool, ...] = ()
     change_cost: float = 0.0
     keep: frozenset[str] = frozenset()

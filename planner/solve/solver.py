@@ -19,7 +19,7 @@ from planner.solve.model import Limits, Outcome, select
 from planner.solve.objective import goals, most_traffic
 from planner.solve.patterns import Pattern
 from planner.solve.prepare import Evaluate, Evaluator, Prepared, choices, prepare
-from planner.solve.question import BaselinePool, Cut, Objective, Question
+from planner.solve.question import BaselinePool, Cut, Lift, Objective, Question
 from planner.solve.scale import PER_DOLLAR, PER_RPS
 from planner.units import show_rate
 
@@ -36,6 +36,7 @@ def solve(
     predict: Predict,
     objective: Objective = "cost",
     cuts: Sequence[Cut] = (),
+    lifts: Sequence[Lift] = (),
     baseline: Sequence[BaselinePool] = (),
     change_cost: float = 0.0,
     keep: Sequence[str] = (),
@@ -62,6 +63,7 @@ def solve(
         fleet=fleet,
         objective=objective,
         cuts=tuple(sorted(cuts, key=lambda c: (c.service, c.key, c.most_rps))),
+        lifts=tuple(sorted(lifts, key=lambda x: (x.service, x.key, x.candidate.class_names))),
         baseline=tuple(sorted(baseline, key=lambda b: (b.service, b.key))),
         change_cost=change_cost,
         keep=frozenset(keep),

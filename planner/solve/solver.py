@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Literal
@@ -14,6 +14,7 @@ from planner.intent.fleet import Fleet
 from planner.plan.solution import ChosenPool, ChosenService, Solution
 from planner.solve.choices import Choices
 from planner.solve.explain import MOST_EXPLAINED, explain_service
+from planner.solve.held import broken
 from planner.solve.infeasible import infeasible, time_limit
 from planner.solve.model import Limits, Outcome, select
 from planner.solve.objective import goals, most_traffic
@@ -73,8 +74,21 @@ def solve(
     evaluator = Evaluator(evaluate)
     if len(question.asks) > 1:
         evaluator.warm(question.asks, workers=workers, progress=progress)
+    return _answer(question, evaluator, predict=predict, limits=limits, notes=notes, explain=explain)
+
+
+def _answer(
+    question: Question,
+    evaluator: Evaluator,
+    *,
+    predict: Predict,
+    limits: Limits,
+    notes: list[str],
+    explain: bool,
+) -> Solution:
+    """The best plan whose every figure keeps its promise: what breaks one is cut, and the rest solved again."""
     prepared = prepare(question, evaluator)
-    maximise = objective == "throughput" or not question.has_rate
+    maximise = question.objective == "throughput" or not question.has_rate
     scale, scale_bound = PER_RPS, PER_RPS
     if maximise:
         least = PER_RPS if question.has_rate else 1
@@ -90,14 +104,23 @@ def solve(
         raise time_limit(question)
     if outcome.status == "infeasible":
         raise infeasible(question, evaluator)
+    factor = scale if maximise else None
+    pools = {
+        a.name: chosen_pools(a, [p for p in outcome.chosen if p.service == a.name], factor, predict)
+        for a in question.asks
+    }
+    more = broken(question, pools)
+    if more:
+        less = replace(question, cuts=(*question.cuts, *more))
+        return _answer(less, evaluator, predict=predict, limits=limits, notes=notes, explain=explain)
     return _solution(
         question,
         evaluator=evaluator,
         prepared=prepared,
         found=found,
         outcome=outcome,
-        predict=predict,
-        scale=scale if maximise else None,
+        pools=pools,
+        scale=factor,
         scale_bound=scale_bound,
         notes=notes,
         explain=explain,
@@ -135,7 +158,7 @@ def _solution(
     prepared: Prepared,
     found: Sequence[Choices],
     outcome: Outcome,
-    predict: Predict,
+    pools: Mapping[str, tuple[ChosenPool, ...]],
     scale: int | None,
     scale_bound: int,
     notes: list[str],
@@ -143,7 +166,6 @@ def _solution(
 ) -> Solution:
     services = []
     for ask in question.asks:
-        mine = tuple(p for p in outcome.chosen if p.service == ask.name)
         told = (
             explain_service(
                 ask.name, question, evaluator, prepared=prepared, found=found, chosen=outcome.chosen, scale=scale
@@ -154,7 +176,7 @@ def _solution(
         services.append(
             ChosenService(
                 name=ask.name,
-                pools=chosen_pools(ask, mine, scale, predict),
+                pools=pools[ask.name],
                 bound_by=told.bound_by if told else (),
                 runner_up=told.runner_up if told else None,
                 why=told.why if told else (),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from planner.errors import UserError
+from planner.documents import shown_path
+from planner.errors import UserError, Where
 from planner.units import show_bytes, show_count
 
 FORMAT = click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="What to print.")
@@ -183,6 +185,21 @@ def engines(name: str | None, form: str) -> None:
     _print(("engine", "flag", "type", "default", "choices"), rows, data, form)
 
 
+def _place(path: Path, message: str) -> Where:
+    """The line of a config.json that holds the key a message is about, or the file."""
+    file = path / "config.json" if path.is_dir() else path
+    shown = shown_path(file)
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return Where(shown)
+    for word in re.findall(r"\w+", message.rpartition(": ")[2]):
+        for i, line in enumerate(lines, 1):
+            if (at := line.find(f'"{word}"')) >= 0:
+                return Where(shown, i, at + 1, line[:200], len(word) + 2)
+    return Where(shown)
+
+
 @catalog.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @FORMAT
@@ -195,7 +212,10 @@ def add(path: Path, form: str) -> None:
         raise UserError(
             "no-such-file", f"{path} does not exist", None, (), ("name a config.json, or the folder that holds it",)
         )
-    data = model_json(find_model(str(path)))
+    try:
+        data = model_json(find_model(str(path)))
+    except UserError as e:
+        raise e.at(_place(path, e.message)) from e
     _print(("figure", "value"), _flat(data), data, form)
     if form == "text":
         click.echo(f"use it with: plan --model {path} --fleet FLEET", err=True)

@@ -87,7 +87,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def _usage(e: click.ClickException) -> UserError:
     """A click complaint in our own form."""
-    message = e.format_message().rstrip(".")
+    # click lists choices on lines of their own, indented with tabs.
+    message = " ".join(e.format_message().split()).rstrip(".")
     message = message[:1].lower() + message[1:]
     helps: tuple[str, ...] = ()
     if isinstance(e, click.NoSuchOption):

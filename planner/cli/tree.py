@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from planner.errors import Exit
+from planner.documents import shown_path
+from planner.errors import Exit, UserError, Where
 
 PATH = click.Path(path_type=Path)
 
@@ -42,8 +43,21 @@ def check(folder: Path, templates_dir: Path | None, resolve: bool, form: str) ->
     Nothing is written and nothing is solved (unless --resolve).
     """
     from planner.render import check_tree, format_drift
+    from planner.render.tree import beside
 
+    if folder.is_dir() and not (folder / "plan.yaml").is_file():
+        raise UserError(
+            "no-plan",
+            f"{shown_path(folder)} holds no plan.yaml",
+            Where(shown_path(folder)),
+            (),
+            ("name the folder that `plan ... -o FOLDER` or `plan render` wrote",),
+        )
     drift = check_tree(folder, templates_dir=templates_dir)
+    others = beside(folder, templates_dir=templates_dir)
+    if others:
+        shown = ", ".join(others[:8]) + (f" and {len(others) - 8} more" if len(others) > 8 else "")
+        click.echo(f"note: not of this plan, left alone: {shown}", err=True)
     if form == "json":
         from planner.cli.console import to_json
 
@@ -51,7 +65,8 @@ def check(folder: Path, templates_dir: Path | None, resolve: bool, form: str) ->
     elif drift:
         click.echo(format_drift(drift))
     if drift:
-        click.echo(f"{len(drift)} files differ from the plan in {folder}", err=True)
+        many = "1 file differs" if len(drift) == 1 else f"{len(drift)} files differ"
+        click.echo(f"{many} from the plan in {folder}", err=True)
         return int(Exit.DRIFT)
     if resolve:
         from planner.pipeline import resolve_again

@@ -13,6 +13,7 @@ from statistics import NormalDist
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     GetJsonSchemaHandler,
@@ -24,7 +25,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 
 from planner.documents import Strict
-from planner.errors import UserError
+from planner.errors import UserError, did_you_mean
 from planner.intent.slo import Slo, parse_limit, parse_slo_key
 from planner.intent.traces import TraceSummary
 from planner.units import PerSecond, Seconds, format_time_exact
@@ -304,6 +305,24 @@ class Speculation(Strict):
     draft_model: str | None = None
 
 
+PRECISIONS = ("bf16", "fp8", "int8", "int4", "nvfp4", "mxfp4", "mxfp8")
+
+
+def _precision(value: str) -> str:
+    if value not in PRECISIONS:
+        raise UserError(
+            "unknown-precision",
+            f"unknown precision {value[:40]!r}",
+            None,
+            (f"precisions are {', '.join(PRECISIONS)}",),
+            did_you_mean(value, PRECISIONS),
+        )
+    return value
+
+
+Precision = Annotated[str, AfterValidator(_precision)]
+
+
 class Fixed(Strict):
     """Choices the user made already; the solver keeps them."""
 
@@ -312,7 +331,7 @@ class Fixed(Strict):
     pp: Annotated[int, Field(gt=0, le=64)] | None = None
     dp: Annotated[int, Field(gt=0, le=1024)] | None = None
     ep: bool | None = None
-    precision: str | None = None
+    precision: Precision | None = None
     kv_dtype: Literal["auto", "bf16", "fp8"] | None = None
     max_num_seqs: Annotated[int, Field(gt=0, le=65536)] | None = None
     max_num_batched_tokens: Annotated[int, Field(gt=0, le=1_048_576)] | None = None
@@ -335,7 +354,7 @@ class Service(Strict):
     slo: Slos = ()
     """Promises for every class that has none of its own."""
     survive: Literal["none", "1 replica", "1 node"] = "none"
-    precisions: tuple[str, ...] | None = None
+    precisions: tuple[Precision, ...] | None = None
     """Allowed weight precisions; none: the checkpoint's own."""
     kv_dtypes: tuple[Literal["auto", "bf16", "fp8"], ...] = ("auto",)
     accuracy_floor: Share | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from planner.data import shipped
-from planner.documents import dump_yaml
-from planner.errors import UserError
+from planner.documents import dump_yaml, shown_path
+from planner.errors import UserError, Where, did_you_mean
 from planner.render.text import comment, shell, to_yaml
 
 LARGEST_TEMPLATE = 1_000_000
@@ -91,6 +91,12 @@ def shipped_templates() -> Templates:
     return Templates()
 
 
+def _nearest(name: str, known: Sequence[str]) -> tuple[str, ...]:
+    """The shipped template that was probably meant: the same file name elsewhere, or a near one."""
+    same = [k for k in known if k.rsplit("/", 1)[-1] == name.rsplit("/", 1)[-1]]
+    return (f"name it {' or '.join(same[:3])}",) if same else did_you_mean(name, known)
+
+
 class Templates:
     """Shipped templates, overridden file by file from a user's folder."""
 
@@ -99,6 +105,8 @@ class Templates:
         self._own = templates_dir
         if templates_dir is not None and not templates_dir.is_dir():
             raise UserError("templates", f"template folder {templates_dir.as_posix()} does not exist")
+        if templates_dir is not None:
+            self._check_own(templates_dir)
         self._env = _Sandbox(
             loader=jinja2.FunctionLoader(self._load),
             undefined=jinja2.StrictUndefined,
@@ -110,6 +118,26 @@ class Templates:
         self._env.globals.clear()
         self._env.filters = dict(FILTERS)
         self._env.tests = {name: self._env.tests[name] for name in ("none", "defined")}
+
+    def _check_own(self, folder: Path) -> None:
+        """Every template of the user's replaces one that ships; another would be ignored in silence."""
+        known = sorted(p.relative_to(self._shipped).as_posix() for p in self._shipped.rglob("*.j2"))
+        own = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+        for name in own:
+            if name.endswith((".j2", ".jinja", ".jinja2")) and name not in known:
+                shown = shown_path(folder / name)
+                raise UserError(
+                    "templates", f"template {shown} replaces nothing", Where(shown), (), _nearest(name, known)
+                )
+        if not any(name in known for name in own):
+            shown = shown_path(folder)
+            raise UserError(
+                "templates",
+                f"template folder {shown} replaces nothing",
+                Where(shown),
+                (),
+                _nearest(own[0], known) if own else ("copy a file of templates/ into it under the same path",),
+            )
 
     def _overrides(self, name: str) -> Path | None:
         if self._own is None:

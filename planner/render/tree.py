@@ -251,6 +251,13 @@ def check_tree(out: Path, *, templates_dir: Path | None = None) -> tuple[Drift, 
     return tuple(sorted(drifts, key=lambda d: d.path))
 
 
+def beside(out: Path, *, templates_dir: Path | None = None) -> tuple[str, ...]:
+    """What stands at the top of a folder beside the plan's files and folders: nobody's business, but worth a word."""
+    new = {f.path.as_posix() for f in render(load(out), templates_dir=templates_dir)}
+    ours = {p.split("/")[0] for p in (*new, *read_lock(out))} | {LOCK, STAGING}
+    return tuple(sorted(p.name + ("/" if p.is_dir() else "") for p in out.iterdir() if p.name not in ours))
+
+
 def _text(path: Path) -> str | None:
     try:
         return path.read_bytes().decode("utf-8", errors="replace")

@@ -97,7 +97,7 @@ def _verdict(plan: Plan, width: int) -> str:
         rate = sum(c.rate for s in plan.services for p in s.pools if p.role != "prefill" for c in p.classes)
         facts.append(f"carries {show_rate(rate)}")
     missed = [f for _, _, f in _limited(plan) if f.limit is not None and f.value > f.limit]
-    facts.append("all SLOs met at peak" if not missed else f"{len(missed)} SLOs MISSED")
+    facts.append("all SLOs met at peak" if not missed else f"{len(missed)} SLO{'s' if len(missed) > 1 else ''} MISSED")
     if t.odds is not None:
         facts.append(f"odds {t.odds:.0%}")
     lines = [first, "   ".join(facts)]

@@ -105,7 +105,7 @@ def _headline(d: PlanDiff) -> list[str]:
     if any(o is not None for o in d.odds):
         parts.append(f"odds {odds[0]} -> {odds[1]}" if odds[0] != odds[1] else f"odds {odds[0]}")
     missed = sum(1 for s in d.slos if s.slack_after is not None and s.slack_after < 0)
-    parts.append(f"{missed} SLOs MISSED" if missed else "all SLOs met at peak")
+    parts.append(f"{missed} SLO{'s' if missed > 1 else ''} MISSED" if missed else "all SLOs met at peak")
     return parts
 
 

@@ -254,3 +254,57 @@ def test_assess_takes_the_engines_own_words() -> None:
 def test_assess_wants_a_whole_command() -> None:
     ran = plan("assess", "--argv", "vllm serve Qwen/Qwen3-8B --served-model-name 'x", "--gpu", "h100-sxm")
     refused(ran, 2, "no closing quotation", "close the quote")
+
+
+def test_choices_stand_on_one_line() -> None:
+    ran = plan("schema")
+    refused(ran, 2, "intent, fleet, platform, plan")
+    assert "\t" not in ran.err
+
+
+DEPLOY = ROOT / "examples" / "chat-8b" / "deploy"
+
+
+def test_check_wants_a_rendered_folder() -> None:
+    refused(plan("check", "fleets"), 2, "error[no-plan]: fleets holds no plan.yaml")
+
+
+def test_check_counts_and_sees_what_stands_beside(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert plan("render", str(DEPLOY), "-o", str(out)).code == 0
+    (out / "extra").mkdir()
+    (out / "extra" / "notes.txt").write_text("mine\n")
+    ran = plan("check", str(out))
+    assert ran.code == 0, ran.err
+    assert "note: not of this plan, left alone: extra/" in ran.err
+    edited = next(out.rglob("deployment.yaml"))
+    edited.write_text(edited.read_text() + "# by hand\n")
+    ran = plan("check", str(out))
+    assert ran.code == 4
+    assert "1 file differs from the plan" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("kubernetes/deploymnt.yaml.j2", ("replaces nothing", "write kubernetes/deployment.yaml.j2")),
+        ("deployment.yaml.j2", ("replaces nothing", "name it kubernetes/deployment.yaml.j2")),
+        ("notes.txt", ("replaces nothing",)),
+    ],
+)
+def test_templates_that_replace_nothing(name: str, texts: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "own" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("x\n")
+    ran = plan("render", str(DEPLOY), "-o", str(tmp_path / "out"), "--templates", str(tmp_path / "own"))
+    refused(ran, 2, *texts)
+
+
+def test_an_unknown_precision_has_a_place() -> None:
+    refused(plan(*MAIN, "--precision", "fp3"), 2, "unknown precision 'fp3'", "--precision fp3")
+
+
+def test_a_config_error_has_a_line(tmp_path: Path) -> None:
+    text = '{"architectures": ["LlamaForCausalLM"], "model_type": "llama",\n "hidden_size": -4096}'
+    (tmp_path / "config.json").write_text(text)
+    refused(plan("catalog", "add", str(tmp_path)), 2, "hidden_size is -4096", "config.json:2:2")

@@ -117,7 +117,7 @@ def test_a_hostile_or_broken_template_is_refused(tmp_path: Path, text: str) -> N
 
 
 def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
-    folder = own(tmp_path, "x", "kubernetes/other.yaml.j2")
+    folder = own(tmp_path, "x", "kubernetes/notes.txt")
     (tmp_path / "secret").write_text("top secret")
     (folder / "kubernetes" / "pdb.yaml.j2").symlink_to(tmp_path / "secret")
     with pytest.raises(UserError, match="leads out of its folder"):

@@ -158,7 +158,7 @@ def test_slack_and_misses(make: Make) -> None:
     assert slo.slack_before == pytest.approx(0.35)
     assert slo.slack_after == pytest.approx(-0.3)
     assert "520ms MISS" in diff(a, b).to_text()
-    assert "1 SLOs MISSED" in diff(a, b).to_markdown()
+    assert "1 SLO MISSED" in diff(a, b).to_markdown()
 
 
 def test_restarts_by_template_not_by_comment_or_replicas(make: Make, render: Callable[[Plan], dict[str, str]]) -> None:

@@ -42,6 +42,8 @@ class Check:
     """(service, pool candidate key, class, `itl.p99`) -> simulated seconds."""
     failed: tuple[str, ...] = ()
     """Promises that the simulation did not confirm, in words."""
+    doubts: tuple[str, ...] = ()
+    """Promises that it puts past their limit, but by less than its own confidence."""
     lifts: tuple[Lift, ...] = ()
     """What is planned for more than the closed form would have let it carry."""
 
@@ -92,6 +94,7 @@ def check(question: Question, solution: Solution, *, rounds: int) -> Check:
     cuts: list[Cut] = []
     figures: dict[tuple[str, str, str, str], float] = {}
     failed: list[str] = []
+    doubts: list[str] = []
     for service in solution.services:
         ask = next(a for a in question.asks if a.name == service.name)
         for unit in units(service):
@@ -101,12 +104,13 @@ def check(question: Question, solution: Solution, *, rounds: int) -> Check:
                     figures[service.name, pool.candidate.key, verdict.cls, verdict.slo.key] = verdict.simulated_s
             _unlimited(ask, service, unit, result, figures)
             words = [_words(service.name, v) for v in found if v.fails]
+            doubts += [_words(service.name, v) for v in found if not v.holds and not v.fails]
             if grows(result):
                 words.append(f"{service.name}: the queue grows without end at the planned rate")
             if words:
                 failed += words
                 cuts += _cuts(ask, service, unit)
-    return Check(rounds, tuple(cuts), figures, tuple(failed))
+    return Check(rounds, tuple(cuts), figures, tuple(failed), tuple(doubts))
 
 
 def units(service: ChosenService) -> tuple[tuple[ChosenPool, ...], ...]:

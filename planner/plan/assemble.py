@@ -63,6 +63,8 @@ class Checked(Protocol):
     @property
     def failed(self) -> tuple[str, ...]: ...
     @property
+    def doubts(self) -> tuple[str, ...]: ...
+    @property
     def lifts(self) -> Sequence[Lifted]: ...
 
 
@@ -123,7 +125,12 @@ def assemble(asked: Asked, solution: Solution, checked: Checked) -> doc.Plan:
         decide=_decide(asked, services),
         defaults=asked.assumed,
         assumed=_assumed(by_name, services),
-        warnings=(*solution.notes, *checked.failed, *_warnings(pools)),
+        warnings=(
+            *solution.notes,
+            *(f"not confirmed: {f}" for f in checked.failed),
+            *(f"past its limit within the simulation's noise: {d}" for d in checked.doubts),
+            *_warnings(pools),
+        ),
         measure_first=_measure_first(services),
         solver=doc.Solver(
             name="cp-sat",
@@ -404,9 +411,7 @@ def _verification(checked: Checked) -> doc.Verification:
             f"; {x.service} is planned for the {show_rate(x.rate_rps)} a replica that the simulation finds within "
             f"every promise ({show_rate(x.closed_rps)} in closed form)"
         )
-    if checked.failed:
-        note += "; " + "; ".join(checked.failed)
-    return doc.Verification(by="simulation", rounds=checked.rounds, note=note)
+    return doc.Verification(by="simulation", rounds=checked.rounds, note=note, failed=checked.failed)
 
 
 def _odds(pools: Sequence[_Pool]) -> tuple[float | None, str]:

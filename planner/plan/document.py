@@ -202,6 +202,8 @@ class Verification(Strict):
     by: Literal["simulation", "none"]
     rounds: int = 0
     note: str = ""
+    failed: tuple[str, ...] = ()
+    """Promises that the simulation puts past their limits after the last round."""
 
 
 class Digests(Strict):

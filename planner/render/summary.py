@@ -76,6 +76,12 @@ class Summary:
     measure_first: tuple[str, ...]
 
 
+def _checked(plan: Plan) -> str:
+    if plan.verification.failed:
+        return "NOT CONFIRMED by simulation"
+    return "checked by simulation" if plan.verification.by == "simulation" else "not checked by simulation"
+
+
 def summary_artefact(plan: Plan, services: list[list[PoolFacts]]) -> Artefact:
     """SUMMARY.md at the top of the tree."""
     t = plan.totals
@@ -86,8 +92,7 @@ def summary_artefact(plan: Plan, services: list[list[PoolFacts]]) -> Artefact:
         change = f"against {c.baseline}: {c.gpus:+d} GPUs, {'+' if c.cost_per_hour >= 0 else '-'}"
         change += f"{show_money(abs(c.cost_per_hour))}/h; restarts {', '.join(c.restarts) or 'nothing'}"
     summary = Summary(
-        verdict=f"{names} on {plan.fleet.name}: {plan.status}, "
-        + ("checked by simulation" if plan.verification.by == "simulation" else "not checked by simulation"),
+        verdict=f"{names} on {plan.fleet.name}: {plan.status}, " + _checked(plan),
         cost=f"{t.gpus} of {t.fleet_gpus} GPUs, {show_money(t.cost)}/h",
         odds="" if t.odds is None else f"odds that every limit holds at peak: {t.odds:.0%}",
         change=change,

@@ -87,7 +87,10 @@ def _verdict(plan: Plan, width: int) -> str:
     if len(names) > width - 40:
         names = f"{len(plan.services)} services"
     how = {"optimal": "optimal within the model", "feasible": f"feasible, gap {plan.solver.gap:.1%}"}[plan.status]
-    how += ", verified by simulation" if plan.verification.by == "simulation" else ", not verified"
+    if plan.verification.failed:
+        how += ", NOT CONFIRMED by simulation"
+    else:
+        how += ", verified by simulation" if plan.verification.by == "simulation" else ", not verified"
     head = f"PLAN  {names} on {plan.fleet.name}"
     # The verdict stands at the right edge where it fits, on a line of its own where not.
     first = head + how.rjust(width - len(head)) if len(head) + len(how) + 2 <= width else f"{head}\n      {how}"
@@ -96,7 +99,7 @@ def _verdict(plan: Plan, width: int) -> str:
     if t.scale is not None:
         rate = sum(c.rate for s in plan.services for p in s.pools if p.role != "prefill" for c in p.classes)
         facts.append(f"carries {show_rate(rate)}")
-    missed = [f for _, _, f in _limited(plan) if f.limit is not None and f.value > f.limit]
+    missed = [f for _, _, f in _limited(plan) if f.limit is not None and f.value > f.limit] or plan.verification.failed
     facts.append("all SLOs met at peak" if not missed else f"{len(missed)} SLO{'s' if len(missed) > 1 else ''} MISSED")
     if t.odds is not None:
         facts.append(f"odds {t.odds:.0%}")

@@ -71,7 +71,10 @@ def lead(plan: Plan) -> str:
         if plan.status == "optimal"
         else f"Feasible, within {plan.solver.gap:.1%} of the bound"
     )
-    checked = "verified by event simulation" if plan.verification.by == "simulation" else "not verified by simulation"
+    v = plan.verification
+    checked = "verified by event simulation" if v.by == "simulation" else "not verified by simulation"
+    if v.failed:
+        checked = f"not confirmed by event simulation: {'; '.join(v.failed)}"
     note = f" ({plan.verification.note})" if plan.verification.note else ""
     return f"{how}, {checked}{note}. Objective: {plan.solver.objective}."
 

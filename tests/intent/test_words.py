@@ -35,7 +35,10 @@ def refusal(model: type[Strict], text: str) -> str:
         (SERVICE.replace("{input: 3, output: 3}", "[]"), ("traffic must hold at least 1 item",)),
         (SERVICE.replace("input: 3", "input: abc"), ("a length is a number of tokens", "write 3500, or {mean:")),
         (SERVICE.replace("input: 3", "input: [1]"), ("a length is a number of tokens",)),
-        (SERVICE.replace("output: 3", "output: 3, sessions: 3"), ("must be a mapping", "its keys are think_time, turns")),
+        (
+            SERVICE.replace("output: 3", "output: 3, sessions: 3"),
+            ("must be a mapping", "its keys are think_time, turns"),
+        ),
         (SERVICE.replace("output: 3", "output: 3, priority: 1.5"), ("must be a whole number, not 1.5",)),
         (SERVICE.replace("output: 3", "output: 3, trough: 2"), ("must be at most 1, not 2",)),
         (SERVICE.replace("output: 3", "output: 3, prefix_cache: half"), ("'half' is not a share", "40%")),

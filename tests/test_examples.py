@@ -22,6 +22,7 @@ def test_example(
     case: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden_tree: Callable[[dict[str, str], Path], None]
 ) -> None:
     monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "100")
     words = (case / "command.txt").read_text().split()
     ran = plan(*words, "-o", str(tmp_path / "deploy"))
     if (case / "deploy").exists() or ran.code == 0:

@@ -115,7 +115,7 @@ def build_pool(ask: Ask, service: ChosenService, chosen: ChosenPool, checked: Ch
             kv_cache=sig(max(m.kv_bytes, 0.0)),
             method=m.method,
         ),
-        classes=tuple(_class(ask, chosen, x, checked) for x in classes),
+        classes=tuple(class_document(ask, chosen, x, checked) for x in classes),
         cost=sig((price.per_gpu_hour if price else 0.0) * c.gpus * chosen.replicas, 6),
         power=None if gpu.tdp is None else sig(gpu.tdp * c.gpus * chosen.replicas),
         reasons={k: plain_words(ask, v) for k, v in pool_reasons(ask, chosen, result, context_tokens=context).items()},
@@ -171,7 +171,8 @@ def _mean_context(classes: Sequence[ClassLoad]) -> float:
     return total / weight if weight else 1.0
 
 
-def _class(ask: Ask, chosen: ChosenPool, c: ClassLoad, checked: Checked) -> doc.ClassDoc:
+def class_document(ask: Ask, chosen: ChosenPool, c: ClassLoad, checked: Checked) -> doc.ClassDoc:
+    """One class's figures, each beside its limit and the simulation's."""
     limits = {s.key: s.limit_s for s in ask.slos_of(c.name)}
     grid = c.grid()
     told = [p for p in chosen.predictions if p.class_name == c.name and math.isfinite(p.value_s) and p.value_s > 0]

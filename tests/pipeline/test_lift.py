@@ -14,7 +14,7 @@ from planner.pipeline import lift as lifting
 from planner.pipeline.lift import carries, highest, is_better, lifted, rates_between, without_first
 from planner.pipeline.question import Question, ask
 from planner.pipeline.verify import Settled, Solve, check, settled
-from planner.plan import assemble
+from planner.plan import pools
 from planner.plan.solution import ChosenPool, Solution
 from planner.solve import Cut, Lift, solve
 from planner.solve.prepare import with_cuts, with_lifts
@@ -174,7 +174,7 @@ def test_a_closed_form_above_a_kept_promise_gives_way_to_the_simulation(
     keys = {"ttft.mean": 0.1, "ttft.p99": 0.24, "itl.p99": 0.04}
     checked = replace(again.checked, figures={(a.name, pool.candidate.key, "default", m): v for m, v in keys.items()})
     chosen = ChosenPool(pool.candidate, pool.replicas, pool.rate_rps, told)
-    figures = {f.metric: f for f in assemble._class(a, chosen, a.classes[0], checked).figures}
+    figures = {f.metric: f for f in pools.class_document(a, chosen, a.classes[0], checked).figures}
     assert (figures["ttft.p99"].value, figures["ttft.p99"].method) == (0.24, "simulation; closed form 400ms")
     assert (figures["ttft.p99"].low, figures["ttft.p99"].high) == (0.192, 0.36)
     assert figures["ttft.mean"].value == 0.1  # never above the p99 that it stands beside

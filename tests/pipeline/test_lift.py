@@ -14,7 +14,7 @@ from planner.pipeline import lift as lifting
 from planner.pipeline.lift import carries, highest, is_better, lifted, rates_between, without_first
 from planner.pipeline.question import Question, ask
 from planner.pipeline.verify import Settled, Solve, check, settled
-from planner.plan import pools
+from planner.plan import assemble, pools
 from planner.plan.solution import ChosenPool, Solution
 from planner.solve import Cut, Lift, solve
 from planner.solve.prepare import with_cuts, with_lifts

@@ -479,7 +479,7 @@ def test_places_have_lines() -> None:
         ("vllm serve m/x --kv-transfer-config '{\"kv_connector\":\"NixlConnector\",\"kv_role\":\"kv_producer\"}'", {"role": "prefill", "transfer": "NixlConnector"}),
         ("docker run --gpus '\"device=0,1\"' -v a:/b -p 80:80 vllm/vllm-openai:v0.33.0 m/x --tensor-parallel-size 2", {"tp": 2, "gpus_per_pod": 2, "model": "m/x"}),
         ("cd /srv && exec vllm serve hf://m/x --enforce-eager # note", {"model": "m/x", "eager": True}),
-        ("vllm serve /root/.cache/hub/models--Qwen--Qwen3-8B/snapshots/ab", {"model": "Qwen/Qwen3-8B"}),
+        ("vllm serve /cache/hub/models--Qwen--Qwen3-8B/snapshots/ab", {"model": "Qwen/Qwen3-8B"}),
     ],
 )  # fmt: skip
 def test_command_lines(line: str, expect: dict[str, Any]) -> None:

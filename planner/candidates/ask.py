@@ -39,6 +39,8 @@ class Ask:
     """Leave out what smaller groups of the same GPUs beat as well: for many services, where nobody reads runner-ups."""
     today: tuple[str, ...] = ()
     """Keys of the candidates that run today: evaluated with their own caps and never dropped as dominated."""
+    coarse: bool = False
+    """Caps from every fourth limit of the series: where many services are asked about at once (D-24)."""
 
     @property
     def name(self) -> str:

@@ -112,7 +112,7 @@ def _of_size(
         (service.name, service.engine, ask.engine_version, service.gpu_memory_utilization, service.accuracy_floor),
         (service.load_cap, service.degraded_cap, service.survive == "none", longest, prune),
         tuple((c.gpus, c.load) for c in smaller),
-        (ask.today, ask.margins, place.gpus if _hits_depend_on_replicas(classes) else 0),
+        (ask.today, ask.margins, ask.coarse, place.gpus if _hits_depend_on_replicas(classes) else 0),
     )
 
     def make() -> tuple[Candidate, ...]:
@@ -334,6 +334,7 @@ def _caps(
         pairs = cap_pairs(
             table, mix, kv_sequences=m.max_sequences(mix.mean_context_tokens), largest=largest // (1 + drafts),
             tokens_per_sequence=1 + drafts, fixed_seqs=fixed.max_num_seqs, fixed_tokens=fixed.max_num_batched_tokens,
+            coarse=ask.coarse,
         )  # fmt: skip
         if d.role == "decode" and fixed.max_num_batched_tokens is None:
             # No prompts come here: the budget only has to hold the decodes.

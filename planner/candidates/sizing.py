@@ -105,8 +105,11 @@ def cap_pairs(
     tokens_per_sequence: int = 1,
     fixed_seqs: int | None = None,
     fixed_tokens: int | None = None,
+    coarse: bool = False,
 ) -> Pairs:
     """Caps of one replica (or attention-DP rank): a fixed grid, and what each limit up to the promised one gives.
+
+    `coarse`: every fourth limit and every second budget of the grid, for questions of many services; both nest.
 
     Limits come from one series, 1 ms x RATIO^i, so what a stricter promise asks about a looser one asks about too:
     a looser promise never finds less. The grid is cut at the largest batch whose decode step meets the promise.
@@ -117,7 +120,8 @@ def cap_pairs(
     first: tuple[tuple[int, int], ...] = ()
     sizes = {fixed_seqs} if fixed_seqs else {s for s in SEQS[:1] if s <= cap} | {min(cap, LEAST_SEQS)}
     last: tuple[int, tuple[int, ...]] | None = None
-    for limit_s in _limits(limit):
+    budgets = BUDGETS[1::2] if coarse else BUDGETS
+    for limit_s in _limits(limit, every=4 if coarse else 1):
         allowed = seqs_for_itl(table, limit_s, mean_context_tokens=mix.mean_context_tokens, largest=largest)
         seqs = fixed_seqs or min(cap, graph_size(max(allowed, LEAST_SEQS), largest))
         if not fixed_seqs:
@@ -129,19 +133,19 @@ def cap_pairs(
         first = tuple((seqs, b) for b in own) or ((seqs, BUDGETS[2]),)
         found.update(dict.fromkeys(first))
     for s in sorted(sizes):
-        found.update(dict.fromkeys((s, b) for b in BUDGETS))
+        found.update(dict.fromkeys((s, b) for b in budgets))
     if fixed_tokens is not None:
         found, first = dict.fromkeys((s, fixed_tokens) for s, _ in found), ()
     held = [p for p in found if p[1] >= p[0] * tokens_per_sequence]
     return Pairs(tuple(p for p in held if p in first), tuple(p for p in held if p not in first))
 
 
-def _limits(most_s: float) -> Iterator[float]:
-    """1 ms x RATIO^i up to a limit; up to a minute where there is none."""
+def _limits(most_s: float, *, every: int = 1) -> Iterator[float]:
+    """1 ms x RATIO^i up to a limit; up to a minute where there is none. `every`: only each so manyth."""
     limit_s = 1e-3
     while limit_s <= min(most_s, 60.0):
         yield limit_s
-        limit_s *= RATIO
+        limit_s *= RATIO**every
 
 
 def _budgets_at(table: StepTable, mix: Mix, limit_s: float, *, decodes: int) -> tuple[int, ...]:

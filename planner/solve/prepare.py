@@ -72,7 +72,7 @@ class _Refused:
 
 def _key(ask: Ask) -> str:
     # The documents print all of their fields; classes and model of a service do not change within one run.
-    return f"{ask.service!r}|{ask.fleet!r}|{ask.announced}|{ask.lean}"
+    return f"{ask.service!r}|{ask.fleet!r}|{ask.announced}|{ask.lean}|{ask.coarse}"
 
 
 def _evaluate(evaluate: Evaluate, ask: Ask) -> tuple[Candidate, ...] | _Refused:

@@ -57,7 +57,7 @@ def solve(
     question = Question(
         asks=tuple(
             sorted(
-                (_with_today(a.with_fleet(fleet), baseline, many=len(asks) > MOST_EXPLAINED) for a in asks),
+                (_with_today(a.with_fleet(fleet), baseline, count=len(asks)) for a in asks),
                 key=lambda a: a.name,
             )
         ),
@@ -127,9 +127,13 @@ def _answer(
     )
 
 
-def _with_today(ask: Ask, baseline: Sequence[BaselinePool], *, many: bool) -> Ask:
+MOST_FINE = 40
+"""Services up to which every cap of the series is asked about; beyond, every fourth (about 1% dearer in a trial)."""
+
+
+def _with_today(ask: Ask, baseline: Sequence[BaselinePool], *, count: int) -> Ask:
     keys = tuple(sorted({*ask.today, *(b.key for b in baseline if b.service == ask.name)}))
-    return replace(ask, today=keys, lean=ask.lean or many)
+    return replace(ask, today=keys, lean=ask.lean or count > MOST_EXPLAINED, coarse=ask.coarse or count > MOST_FINE)
 
 
 def _priced(question: Question, notes: list[str]) -> Question:
@@ -186,6 +190,8 @@ def _solution(
         notes.append(
             f"more than {MOST_EXPLAINED} services: what binds each of them is left out; plan one alone to see it"
         )
+    if len(question.asks) > MOST_FINE:
+        notes.append(f"more than {MOST_FINE} services: caps come from a coarser series; plan one alone to refine them")
     status: Literal["optimal", "feasible"] = "optimal" if outcome.status == "optimal" else "feasible"
     if scale is None:
         unit = 1 if question.objective == "gpus" else PER_DOLLAR

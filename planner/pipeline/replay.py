@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.candidates import handover_of
 from planner.candidates.candidate import Candidate, Caps, Load
-from planner.candidates.replica import calibration_of, memory_of, pool_spec
+from planner.candidates.replica import memory_of, pool_spec
 from planner.errors import UserError, did_you_mean
 from planner.pipeline.question import question_of
 from planner.plan.document import Plan, PoolDoc, ServiceDoc
@@ -64,7 +64,6 @@ def candidate_of(plan: Plan, service: ServiceDoc, pool: PoolDoc) -> Candidate:
     )
     caps = Caps(pool.max_num_seqs, pool.max_num_batched_tokens, pool.max_model_len, pool.gpu_memory_utilization)
     each = pool.rate_max / pool.replicas
-    assert calibration_of(d) is not None
     return Candidate(
         service=service.name,
         class_names=tuple(c.name for c in pool.classes),

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from planner.candidates import handover_of, pool_spec
 from planner.candidates.ask import Ask
-from planner.perf.traffic import ClassLoad
 from planner.pipeline.question import Question
+from planner.plan.pools import pool_classes
 from planner.plan.solution import ChosenPool, ChosenService, Solution
 from planner.simulate.run import SimPool, SimResult, SimSpec, Verdict, one_replica, simulate, verdicts
 from planner.solve.question import Cut, Lift
@@ -148,17 +148,6 @@ def unit_spec(
     handover = handover_of(ask, unit[0].candidate, unit[1].candidate) if len(unit) == 2 else None
     return SimSpec(
         pools=pools, classes=one_replica(classes, replicas=share), handover=handover, requests=requests, seeds=seeds
-    )
-
-
-def pool_classes(ask: Ask, pool: ChosenPool, *, rate_ratio: float = 1.0) -> tuple[ClassLoad, ...]:
-    """The classes that a pool serves, at its whole rate."""
-    rates = dict(ask.rates)
-    total = sum(rates[n] for n in pool.candidate.class_names)
-    return tuple(
-        replace(c, rate_per_s=pool.rate_rps * rate_ratio * rates[c.name] / total, slos=ask.slos_of(c.name))
-        for c in ask.classes
-        if c.name in pool.candidate.class_names
     )
 
 

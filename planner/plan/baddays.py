@@ -17,7 +17,7 @@ from planner.perf.load import LoadModel, LoadResult
 from planner.perf.pool import PoolSpec
 from planner.perf.table import Curve, StepTable
 from planner.perf.traffic import ClassLoad, JointLengths
-from planner.plan.document import BadDay, Figure
+from planner.plan.document import BadDay
 from planner.plan.text import sig
 from planner.units import show_time
 
@@ -166,8 +166,3 @@ def _misses(result: LoadResult, classes: Sequence[ClassLoad]) -> tuple[str, ...]
                     f"{who}{slo.metric.upper()} {slo.stat} {show_time(sig(value))} (limit {show_time(slo.limit_s)})"
                 )
     return tuple(found)
-
-
-def slack(figure: Figure) -> float | None:
-    """How much of a limit is left, 0 to 1; negative where it is missed."""
-    return None if figure.limit is None else 1 - figure.value / figure.limit

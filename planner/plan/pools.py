@@ -64,7 +64,7 @@ def build_pool(ask: Ask, service: ChosenService, chosen: ChosenPool, checked: Ch
     """Figures, memory, caps and reasons of one pool at its planned rate."""
     c = chosen.candidate
     d, m = c.deployment, c.memory
-    classes = _pool_classes(ask, chosen)
+    classes = pool_classes(ask, chosen)
     spec = pool_spec(ask, c)
     result = LoadModel(spec, tuple(x.at(x.rate_per_s / chosen.replicas) for x in classes)).evaluate(
         chosen.rate_rps / chosen.replicas
@@ -148,12 +148,13 @@ def _pool_name(service: ChosenService, chosen: ChosenPool, index: int) -> str:
     return f"{service.name}-{chr(ord('a') + index)}"
 
 
-def _pool_classes(ask: Ask, chosen: ChosenPool) -> tuple[ClassLoad, ...]:
+def pool_classes(ask: Ask, chosen: ChosenPool, *, rate_ratio: float = 1.0) -> tuple[ClassLoad, ...]:
+    """The classes that a pool serves, at its whole rate (or a share of it), with their promises."""
     rates = dict(ask.rates)
     names = chosen.candidate.class_names
     total = math.fsum(rates[n] for n in names)
     return tuple(
-        replace(c, rate_per_s=chosen.rate_rps * rates[c.name] / total, slos=ask.slos_of(c.name))
+        replace(c, rate_per_s=chosen.rate_rps * rate_ratio * rates[c.name] / total, slos=ask.slos_of(c.name))
         for c in ask.classes
         if c.name in names
     )

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from planner.intent.document import Service
 from planner.plan.document import BadDay, Figure, Plan, PoolDoc, ServiceDoc
 from planner.units import show_money, show_rate, show_time
 
@@ -207,15 +206,3 @@ def _bad_days(days: Sequence[BadDay], width: int) -> str:
     return table(
         ("BAD DAYS", *([""] if several else []), "load", "SLOs"), rows, width=width, right=(2 if several else 1,)
     )
-
-
-def class_rate_text(service: Service) -> str:
-    """`chat 24/s, 3,000/400 tokens` for the assumptions."""
-    parts = []
-    for c in service.traffic:
-        rate = "as much as fits" if c.rate is None else show_rate(c.rate)
-        if c.input is not None and c.output is not None and c.input.mean and c.output.mean:
-            parts.append(f"{c.name} {rate}, {c.input.mean:,.0f}/{c.output.mean:,.0f} tokens")
-        else:
-            parts.append(f"{c.name} {rate}")
-    return "; ".join(parts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
@@ -35,6 +35,9 @@ from planner.report.evidence import Evidence, PoolEvidence, Steps
 from planner.report.vega import Chart, altair
 from planner.report.view import Fact, Listing, PoolView, Section, figure, table
 from planner.units import show_money
+
+if TYPE_CHECKING:
+    import jinja2
 
 SECTIONS = (
     ("verdict", "Verdict"),
@@ -61,16 +64,7 @@ ITL_NOTE = (
 def review_html(plan: Plan, evidence: Evidence) -> str:
     """The page."""
     altair()
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(shipped("templates")),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = _environment()
     template = environment.get_template("review/review.html.j2")
     macros = environment.get_template("review/macros.html.j2")
     return template.render(r=_context(plan, evidence), m=macros.module)
@@ -130,9 +124,20 @@ def review_markdown(plan: Plan, evidence: Evidence) -> tuple[str, dict[str, str]
 
 def frontier_html(chart: Chart) -> str:
     """A page with the frontier alone, for `plan frontier -o frontier.html`."""
+    environment = _environment()
+    macros = environment.get_template("review/macros.html.j2")
+    template = environment.get_template("review/chart.html.j2")
+    return template.render(c=figure(chart), style=_file("style.css"), m=macros.module)
+
+
+# ---------------------------------------------------------------- context
+
+
+def _environment() -> jinja2.Environment:
+    """The page's templates; what they place is escaped, what is missing stops them."""
     import jinja2
 
-    environment = jinja2.Environment(
+    return jinja2.Environment(
         loader=jinja2.FileSystemLoader(shipped("templates")),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -140,12 +145,6 @@ def frontier_html(chart: Chart) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    macros = environment.get_template("review/macros.html.j2")
-    template = environment.get_template("review/chart.html.j2")
-    return template.render(c=figure(chart), style=_file("style.css"), m=macros.module)
-
-
-# ---------------------------------------------------------------- context
 
 
 def _file(name: str) -> Markup:

@@ -28,14 +28,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.load import AGENT, BATCH, CHAT, FIXED, RAG, additive
+from benchmarks.load_points import AGENT, BATCH, CHAT, FIXED, RAG, additive
 from planner.perf.load import LoadModel
 from planner.perf.pair import PairModel
 from planner.perf.pool import Handover, PoolSpec
 from planner.perf.table import StepTable
 from planner.perf.traffic import ClassLoad
 from planner.simulate.arrivals import synthetic
-from planner.simulate.run import SimPool, SimSpec, simulate
+from planner.simulate.run import SimPool, SimSpec, TraceReplay, simulate
 
 PACKAGES = ("ai-dynamo==1.6.1", "ai-dynamo-runtime==1.6.1")
 NEEDED = (
@@ -194,7 +194,11 @@ def compare(found: list[Setting], csvs: list[Path], theirs_all: list[dict[str, f
         if s.decode is not None:
             pools = (SimPool("p", s.pool, s.workers), SimPool("d", s.decode, s.decode_workers))
         spec = SimSpec(
-            pools, (s.cls.at(rate_of(s)),), handover=None if s.decode is None else AT_ONCE, trace=path, warmup_ratio=0.0
+            pools,
+            (s.cls.at(rate_of(s)),),
+            handover=None if s.decode is None else AT_ONCE,
+            traces={"c": TraceReplay(path)},
+            warmup_ratio=0.0,
         )
         seen = simulate(spec).classes[0]
         cells = []

@@ -12,7 +12,7 @@ import argparse
 import resource
 import time
 
-from benchmarks.load import additive, traffic
+from benchmarks.load_points import additive, traffic
 from planner.perf.load import LoadModel
 from planner.perf.pool import PoolSpec
 from planner.simulate.run import SimPool, SimSpec, simulate

@@ -58,7 +58,7 @@ def assess(
             ("plan assess deploy/ --fleet fleets/h100.yaml", "plan assess --argv 'vllm serve ...' --gpu h100-sxm"),
         )
     asked_fleet = load_fleet(fleet) if fleet is not None else None
-    intent = load_intent(intent_file, Words())[0] if intent_file is not None else None
+    intent = load_intent(intent_file, Words()).intent if intent_file is not None else None
     if revisions is not None:
         before, dots, after = revisions.partition("..")
         if not dots or not before:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ from pydantic import ValidationError
 
 from planner.documents import Document, load_yaml, read_as, shown_path
 from planner.errors import UserError, Where, did_you_mean
-from planner.intent.document import Intent
+from planner.intent.document import Arrivals, Intent, TrafficClass
 from planner.intent.fleet import Fleet
 from planner.intent.platform import Platform
 from planner.intent.slo import parse_slo
-from planner.intent.traces import summarise_file
+from planner.intent.traces import busiest_minute, summarise_file
 
 DEFAULT_MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 DEFAULT_INPUT_TOKENS = 3500
@@ -66,8 +66,19 @@ def service_name(model: str) -> str:
     return slug[:30].rstrip("-") or "model"
 
 
-def load_intent(path: Path | None, words: Words) -> tuple[Intent, tuple[str, ...]]:
-    """The intent asked for, and what was assumed because nobody said it (one line each)."""
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """An intent and what else was learnt while it was read."""
+
+    intent: Intent
+    assumed: tuple[str, ...] = ()
+    """What nobody said, one line each."""
+    traces: Mapping[tuple[str, str], Path] = field(default_factory=dict)
+    """By service and class: the file that was read."""
+
+
+def load_intent(path: Path | None, words: Words) -> Loaded:
+    """The intent asked for."""
     assumed: list[str] = []
     if path is not None:
         document = load_yaml(path, what="intent")
@@ -100,10 +111,11 @@ def load_intent(path: Path | None, words: Words) -> tuple[Intent, tuple[str, ...
     data = _apply(data, words, document)
     places = {**document.places, **_places(data, words)}
     intent = read_as(Intent, Document(data, document.source, places, document.keys), what="an intent")
-    return _with_traces(intent, path.parent if path is not None and words.trace is None else Path()), tuple(assumed)
+    folder = path.parent if path is not None and words.trace is None else Path()
+    return _with_traces(Loaded(intent, tuple(assumed)), folder, words)
 
 
-def load_intents(paths: Sequence[Path], words: Words) -> tuple[Intent, tuple[str, ...]]:
+def load_intents(paths: Sequence[Path], words: Words) -> Loaded:
     """Several intent files as one: their services side by side on the fleet."""
     if len(paths) <= 1:
         return load_intent(paths[0] if paths else None, words)
@@ -117,6 +129,8 @@ def load_intents(paths: Sequence[Path], words: Words) -> tuple[Intent, tuple[str
         )
     nothing = Words(objective=words.objective)
     found: list[Intent] = []
+    traces: dict[tuple[str, str], Path] = {}
+    assumed: list[str] = []
     named = 0
     for path in paths:
         services = load_yaml(path, what="intent").data
@@ -127,7 +141,10 @@ def load_intents(paths: Sequence[Path], words: Words) -> tuple[Intent, tuple[str
         )
         here = words.service is not None and words.service in names
         named += here
-        found.append(load_intent(path, words if here else nothing)[0])
+        one = load_intent(path, words if here else nothing)
+        found.append(one.intent)
+        traces |= one.traces
+        assumed += one.assumed
     if words.service is not None and not named:
         raise UserError(
             "unknown-service",
@@ -153,23 +170,54 @@ def load_intents(paths: Sequence[Path], words: Words) -> tuple[Intent, tuple[str
         if isinstance(cause, UserError):
             raise cause from e
         raise
-    return merged, ()
+    return Loaded(merged, tuple(assumed), traces)
 
 
-def _with_traces(intent: Intent, folder: Path) -> Intent:
+def _with_traces(loaded: Loaded, folder: Path, words: Words) -> Loaded:
     """The intent with each trace read once and summarised; trace paths are relative to the intent file."""
     services = []
-    for service in intent.services:
+    paths: dict[tuple[str, str], Path] = {}
+    assumed = list(loaded.assumed)
+    for service in loaded.intent.services:
         classes = []
         for cls in service.traffic:
-            if cls.trace is not None:
-                path = Path(cls.trace)
-                shown = path.name if path.is_absolute() else cls.trace
-                classes.append(cls.model_copy(update={"trace": shown, "trace_summary": summarise_file(folder / path)}))
-            else:
+            if cls.trace is None:
                 classes.append(cls)
+                continue
+            path = folder / cls.trace
+            paths[service.name, cls.name] = path
+            read = cls.model_copy(
+                update={
+                    "trace": Path(cls.trace).name if Path(cls.trace).is_absolute() else cls.trace,
+                    "trace_summary": summarise_file(path),
+                }
+            )
+            # A trace on the command line and nothing said of rate or arrivals: serve just that traffic.
+            asked = words.trace is not None and "arrivals" not in cls.model_fields_set and cls.rate is None
+            if asked and loaded.intent.objective != "throughput" and read.trace_summary.peak_to_mean.get("60s"):
+                read = read.model_copy(update={"arrivals": Arrivals(process="replay")})
+                assumed.append(f"arrivals as in {read.trace}, at its own pace")
+            classes.append(_replayed(read, path))
         services.append(service.model_copy(update={"traffic": tuple(classes)}))
-    return intent.model_copy(update={"services": tuple(services)})
+    return Loaded(loaded.intent.model_copy(update={"services": tuple(services)}), tuple(assumed), paths)
+
+
+def _replayed(cls: TrafficClass, path: Path) -> TrafficClass:
+    """A class that replays its trace has a rate: what it says, else the trace's busiest minute."""
+    if cls.arrivals.process != "replay":
+        return cls
+    busiest = busiest_minute(cls.trace_summary)
+    if busiest is None:
+        raise UserError(
+            "trace",
+            f"class {cls.name!r} replays {shown_path(path)}, which has no arrival times",
+            Where(shown_path(path)),
+            (),
+            ("add a column timestamp_s, or give a rate and leave arrivals out",),
+        )
+    if cls.rate is not None:
+        return cls
+    return cls.model_copy(update={"rate": float(f"{busiest:.6g}"), "rate_source": f"busiest minute of {cls.trace}"})
 
 
 def _apply(data: dict[str, Any], words: Words, document: Document) -> dict[str, Any]:

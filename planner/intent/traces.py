@@ -279,6 +279,13 @@ def summarise_file(path: Path) -> TraceSummary:
     return summarise(read_trace(path))
 
 
+def busiest_minute(trace: TraceSummary | None) -> float | None:
+    """Requests per second in a trace's busiest minute (its mean, where it is shorter), which is what a rate means."""
+    if trace is None or trace.rate_per_s is None:
+        return None
+    return trace.rate_per_s * trace.peak_to_mean.get("60s", 1.0)
+
+
 def _total(counts: Counter[int]) -> int:
     return sum(value * n for value, n in counts.items())
 

@@ -40,6 +40,8 @@ class Question:
     today: Today | None = None
     keep: tuple[str, ...] = ()
     """Services that stay as they run today."""
+    traces: Mapping[tuple[str, str], Path] = field(default_factory=dict, compare=False)
+    """By service and class: the file that was read; none for a question that comes from a plan."""
     places: Mapping[tuple[str, ...], Where] = field(default_factory=dict, compare=False)
     """Where things were said (`places.py`), so that an answer can point at them."""
 
@@ -67,7 +69,8 @@ def ask(
     asked_fleet = read_as(Fleet, fleet_document, what="a fleet")
     for i, pool in enumerate(asked_fleet.pools):
         find_gpu(pool.gpu, where=fleet_document.where(("pools", i, "gpu")))
-    intent, assumed = load_intents(intent_files, words)
+    loaded = load_intents(intent_files, words)
+    intent = loaded.intent
     for name in keep:
         if name not in [x.name for x in intent.services]:
             raise UserError(
@@ -78,13 +81,13 @@ def ask(
                 did_you_mean(name, [x.name for x in intent.services]),
             )
     said = places(intent, intent_files, words)
-    question = _question(intent, asked_fleet, load_platform(platform_file), assumed, said, {})
+    question = _question(intent, asked_fleet, load_platform(platform_file), loaded.assumed, said, {})
     today = _today(intent, asked_fleet, baseline, intent_files)
     if keep and today is None:
         raise UserError(
             "keep-without-baseline", f"--keep {keep[0]} needs a baseline", None, (), ("add --baseline PLAN",)
         )
-    return replace(question, today=today, keep=tuple(keep))
+    return replace(question, today=today, keep=tuple(keep), traces=loaded.traces)
 
 
 def _today(intent: Intent, fleet: Fleet, baseline: Path | None, intent_files: Sequence[Path]) -> Today | None:

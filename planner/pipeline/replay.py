@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from planner.candidates import handover_of
+from planner.candidates.ask import Ask
 from planner.candidates.candidate import Candidate, Caps, Load
 from planner.candidates.replica import memory_of, pool_spec
 from planner.errors import UserError, did_you_mean
-from planner.pipeline.question import question_of
+from planner.perf.traffic import ClassLoad
+from planner.pipeline.question import Question, question_of
+from planner.pipeline.traces import WHOLE, is_here, replaying, share_of, traces_of
 from planner.plan.document import Plan, PoolDoc, ServiceDoc
 from planner.report.build import pool_deployment
 from planner.report.console import table
 from planner.simulate.cluster import Failure
-from planner.simulate.run import SimPool, SimResult, SimSpec, Verdict, simulate, verdicts
+from planner.simulate.run import SimPool, SimResult, SimSpec, TraceReplay, Verdict, simulate, verdicts
 from planner.units import TIME, QuantityError, show_rate, show_time
 
 __all__ = ["Replayed", "candidate_of", "replay", "replay_text"]
@@ -90,7 +93,7 @@ def replay(
     requests: int | None = None,
     seeds: tuple[int, ...] = (1, 2),
 ) -> tuple[Replayed, ...]:
-    """Simulate the pools of a plan. With a trace, its arrivals and lengths replace the first class's."""
+    """Simulate the pools of a plan. With a trace, its arrivals and lengths replace its only class's."""
     names = [s.name for s in plan.services]
     if service is not None and service not in names:
         raise UserError(
@@ -118,6 +121,7 @@ def replay(
                     (),
                     ("simulate another service with --service",),
                 )
+            traces = _traces(question, ask, classes, trace, scale=plan.totals.scale or 1.0)
             spec = SimSpec(
                 pools=tuple(
                     SimPool(
@@ -131,10 +135,11 @@ def replay(
                 classes=classes,
                 handover=handover_of(ask, *candidates) if len(unit) == 2 else None,
                 requests=requests
-                or (10_000_000 if trace is not None else max(10_000, 1_000 * sum(p.replicas for p in unit))),
-                seeds=seeds if trace is None else seeds[:1],
+                or (WHOLE if traces else max(10_000, 1_000 * sum(p.replicas for p in unit))),
+                seeds=seeds if len(traces) < len(classes) else seeds[:1],
                 rate_scale=rate_scale,
-                trace=trace,
+                traces=traces,
+                warmup_ratio=0.0 if traces else 0.1,
                 failures=tuple(
                     Failure(i, at, reload_s(plan, p))
                     for i, p in enumerate(unit)
@@ -149,6 +154,18 @@ def replay(
                 )
             )
     return tuple(found)
+
+
+def _traces(
+    question: Question, ask: Ask, classes: Sequence[ClassLoad], said: Path | None, *, scale: float
+) -> dict[str, TraceReplay]:
+    """The trace that was said, at its own pace; else those that classes replay, where they are at hand."""
+    if said is not None:
+        share = classes[0].rate_per_s / (scale * ask.rate_of((classes[0].name,)))
+        return {classes[0].name: TraceReplay(said, share=min(share, 1.0))}
+    here = [c.name for c in replaying(ask, [c.name for c in classes]) if is_here(question, ask.name, c)]
+    found = traces_of(question, ask, {n: r * scale for n, r in ask.rates if n in here})
+    return {c.name: share_of(ask, c, found[c.name]) for c in classes if c.name in found}
 
 
 def reload_s(plan: Plan, pool: PoolDoc) -> float:

@@ -7,15 +7,27 @@ found by trying lower ones. The plan prints both figures.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from planner.candidates import handover_of, pool_spec
 from planner.candidates.ask import Ask
 from planner.pipeline.question import Question
+from planner.pipeline.traces import WHOLE, share_of, traces_of
 from planner.plan.pools import pool_classes
 from planner.plan.solution import ChosenPool, ChosenService, Solution
-from planner.simulate.run import SimPool, SimResult, SimSpec, Verdict, one_replica, simulate, verdicts
+from planner.simulate.run import (
+    SimPool,
+    SimResult,
+    SimSpec,
+    TraceReplay,
+    Verdict,
+    one_replica,
+    simulate,
+    verdicts,
+)
+from planner.simulate.sizing import smallest_count
 from planner.solve.question import Cut, Lift
 from planner.units import show_time
 
@@ -97,19 +109,21 @@ def check(question: Question, solution: Solution, *, rounds: int) -> Check:
     doubts: list[str] = []
     for service in solution.services:
         ask = next(a for a in question.asks if a.name == service.name)
+        traces = traces_of(question, ask, {n: r * (solution.scale or 1.0) for n, r in ask.rates})
         for unit in units(service):
-            result, found = _simulate(ask, unit)
+            result, found = _simulate(ask, unit, traces)
             for verdict in found:
                 for pool in unit:
                     figures[service.name, pool.candidate.key, verdict.cls, verdict.slo.key] = verdict.simulated_s
             _unlimited(ask, service, unit, result, figures)
-            words = [_words(service.name, v) for v in found if v.fails]
-            doubts += [_words(service.name, v) for v in found if not v.holds and not v.fails]
-            if grows(result):
+            broken = [v for v in found if fails(v, exact=exact(unit, traces))]
+            words = [_words(service.name, v) for v in broken]
+            doubts += [_words(service.name, v) for v in found if not v.holds and v not in broken]
+            if not exact(unit, traces) and grows(result):
                 words.append(f"{service.name}: the queue grows without end at the planned rate")
             if words:
                 failed += words
-                cuts += _cuts(ask, service, unit)
+                cuts += _cuts(ask, service, unit, traces)
     return Check(rounds, tuple(cuts), figures, tuple(failed), tuple(doubts))
 
 
@@ -125,6 +139,16 @@ def units(service: ChosenService) -> tuple[tuple[ChosenPool, ...], ...]:
     return tuple(found)
 
 
+def exact(unit: Sequence[ChosenPool], traces: Mapping[str, TraceReplay]) -> bool:
+    """Whether nothing is drawn by chance: every class of the unit replays a trace."""
+    return all(name in traces for name in unit[0].candidate.class_names)
+
+
+def fails(verdict: Verdict, *, exact: bool) -> bool:
+    """A promise that is broken: in a replay at all, else beyond the simulation's confidence."""
+    return not verdict.holds if exact else verdict.fails
+
+
 def unit_spec(
     ask: Ask,
     unit: Sequence[ChosenPool],
@@ -132,10 +156,17 @@ def unit_spec(
     rate_ratio: float = 1.0,
     requests: int = REQUESTS,
     seeds: tuple[int, ...] = SEEDS,
+    traces: Mapping[str, TraceReplay] = MappingProxyType({}),
 ) -> SimSpec:
-    """The smallest whole part of a unit: one replica, or prefill and decode replicas in their ratio."""
-    share = math.gcd(*(p.replicas for p in unit))
+    """The smallest whole part of a unit: one replica, or prefill and decode replicas in their ratio.
+
+    A unit whose classes replay `traces` is simulated whole: thinning would take a burst's shape away.
+    """
     classes = pool_classes(ask, unit[0], rate_ratio=rate_ratio)
+    mine = {n: t for n, t in traces.items() if n in unit[0].candidate.class_names}
+    share = 1 if mine else math.gcd(*(p.replicas for p in unit))
+    if mine:
+        requests, seeds = WHOLE, seeds[:1]
     pools = tuple(
         SimPool(
             name=p.candidate.role,
@@ -147,14 +178,20 @@ def unit_spec(
     )
     handover = handover_of(ask, unit[0].candidate, unit[1].candidate) if len(unit) == 2 else None
     return SimSpec(
-        pools=pools, classes=one_replica(classes, replicas=share), handover=handover, requests=requests, seeds=seeds
+        pools=pools,
+        classes=one_replica(classes, replicas=share),
+        handover=handover,
+        requests=requests,
+        seeds=seeds,
+        traces={c.name: share_of(ask, c, traces[c.name]) for c in classes if c.name in mine},
+        warmup_ratio=0.0 if mine else 0.1,
     )
 
 
 def _simulate(
-    ask: Ask, unit: Sequence[ChosenPool], *, rate_ratio: float = 1.0
+    ask: Ask, unit: Sequence[ChosenPool], traces: Mapping[str, TraceReplay], *, rate_ratio: float = 1.0
 ) -> tuple[SimResult, tuple[Verdict, ...]]:
-    spec = unit_spec(ask, unit, rate_ratio=rate_ratio)
+    spec = unit_spec(ask, unit, rate_ratio=rate_ratio, traces=traces)
     result = simulate(spec)
     return result, verdicts(result, {c.name: c.slos for c in spec.classes})
 
@@ -178,11 +215,24 @@ def _unlimited(
                     figures[key] = value
 
 
-def _cuts(ask: Ask, service: ChosenService, unit: Sequence[ChosenPool]) -> list[Cut]:
+def _cuts(
+    ask: Ask, service: ChosenService, unit: Sequence[ChosenPool], traces: Mapping[str, TraceReplay]
+) -> list[Cut]:
+    def kept(more: Sequence[ChosenPool], ratio: float) -> bool:
+        result, found = _simulate(ask, more, traces, rate_ratio=ratio)
+        return not any(fails(v, exact=replayed) for v in found) and (replayed or not grows(result))
+
+    replayed = exact(unit, traces)
+    if replayed and len(unit) == 1:
+        # Bursts are not thinned: how many replicas does this kind need for the same traffic?
+        (pool,) = unit
+        count = smallest_count(
+            lambda n: kept([replace(pool, replicas=n)], 1.0), start=pool.replicas + 1, most=2 * pool.replicas + 8
+        )
+        return [Cut(service.name, pool.candidate.key, pool.rate_rps / count if count else 0.0)]
     holds = 0.0
     for ratio in LOWER:
-        result, found = _simulate(ask, unit, rate_ratio=ratio)
-        if not any(v.fails for v in found) and not grows(result):
+        if kept(unit, ratio):
             holds = ratio
             break
     return [Cut(service.name, p.candidate.key, holds * p.rate_rps / p.replicas) for p in unit]

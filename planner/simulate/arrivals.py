@@ -17,10 +17,23 @@ _CHUNK = 8192
 
 
 def synthetic(
-    classes: Sequence[ClassLoad], *, requests: int, seed: int, replicas: int, cache_tokens: float = math.inf
+    classes: Sequence[ClassLoad],
+    *,
+    requests: int,
+    seed: int,
+    replicas: int,
+    cache_tokens: float = math.inf,
+    numbers: Sequence[int] | None = None,
 ) -> Iterator[Request]:
-    """Classes' own arrival processes, superposed: gamma gaps with each class's CV (1 is Poisson)."""
-    streams = [_stream(c, i, np.random.default_rng([seed, i]), replicas, cache_tokens) for i, c in enumerate(classes)]
+    """Classes' own arrival processes, superposed: gamma gaps with each class's CV (1 is Poisson).
+
+    `numbers`: the classes' places among those of the run, where these are not all of them.
+    """
+    places = range(len(classes)) if numbers is None else numbers
+    streams = [
+        _stream(c, i, np.random.default_rng([seed, i]), replicas, cache_tokens)
+        for i, c in zip(places, classes, strict=True)
+    ]
     merged = streams[0] if len(streams) == 1 else heapq.merge(*streams)
     for index, (at, cls, inputs, cached, outputs, thinking) in enumerate(merged):
         if index == requests:
@@ -51,9 +64,16 @@ def _stream(
 
 
 def replayed(
-    rows: Iterable[TraceRow], *, rate_scale: float, hits: bool, here_ratio: float, seed: int, thin: int = 1
+    rows: Iterable[TraceRow],
+    *,
+    rate_scale: float,
+    hits: bool,
+    here_ratio: float,
+    seed: int,
+    share: float = 1.0,
+    cls: int = 0,
 ) -> Iterator[Request]:
-    """A trace's own arrivals, faster by `rate_scale`; `thin` > 1 keeps each row with probability 1/thin.
+    """A trace's own arrivals as class `cls`, faster by `rate_scale`; a row is kept with probability `share`.
 
     Prefix hits deeper than a trace's first block (512 tokens) come with probability `here_ratio` (1 under affinity,
     1/replicas under round-robin).
@@ -69,7 +89,7 @@ def replayed(
             )
         if not luck:
             luck = rng.random(_CHUNK).tolist()
-        if thin > 1 and luck.pop() * thin >= 1:
+        if share < 1 and luck.pop() >= share:
             continue
         if first is None:
             first = row.time_s
@@ -79,7 +99,7 @@ def replayed(
                 luck = rng.random(_CHUNK).tolist()
             cached = row.hit_tokens if luck.pop() < here_ratio else min(row.hit_tokens, 512)
             cached = min(cached // BLOCK_TOKENS * BLOCK_TOKENS, row.input_tokens - 1)
-        yield Request(index, (row.time_s - first) / rate_scale, 0, row.input_tokens, cached, row.output_tokens, 0)
+        yield Request(index, (row.time_s - first) / rate_scale, cls, row.input_tokens, cached, row.output_tokens, 0)
         index += 1
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +41,17 @@ class SimPool:
 
 
 @dataclass(frozen=True, slots=True)
+class TraceReplay:
+    """A file's arrivals and lengths, row by row."""
+
+    path: Path
+    pace: float = 1.0
+    """The trace's clock runs this much faster."""
+    share: float = 1.0
+    """Each row is kept with this probability (one pool of several)."""
+
+
+@dataclass(frozen=True, slots=True)
 class SimSpec:
     """One question to the simulation. Two pools are a prefill and a decode pool joined by `handover`."""
 
@@ -51,10 +64,8 @@ class SimSpec:
     warmup_ratio: float = 0.1
     """Share of the run that is not measured."""
     rate_scale: float = 1.0
-    trace: Path | None = None
-    """Replays this file's arrivals and lengths instead of the classes' (then exactly one class, for its promises)."""
-    thin: int = 1
-    """Of a trace: keep each row with probability 1/thin (one replica of many)."""
+    traces: Mapping[str, TraceReplay] = field(default_factory=dict)
+    """By class: what arrives instead of the class's own stream. The run ends with the shortest trace."""
     failures: tuple[Failure, ...] = ()
     max_waiting: int | None = None
     """Admission cap: requests that find more waiting on their replica are rejected."""
@@ -293,60 +304,72 @@ def _check(spec: SimSpec) -> None:
             ("give the NIC bandwidth and the cache's size",),
         )
     assert spec.handover is None or roles == ["prefill", "decode"]
-    if spec.trace is not None and len(spec.classes) != 1:
-        raise UserError(
-            "simulate", "a trace is replayed for one class at a time", None, (), ("simulate the classes apart",)
-        )
+    assert spec.traces.keys() <= {c.name for c in spec.classes}
     for f in spec.failures:
         assert 0 <= f.pool < len(spec.pools)
 
 
 def _one(spec: SimSpec, seed: int, total_rate: float) -> tuple[Ledger, Cluster]:
-    entry = spec.pools[0]
-    if spec.trace is not None:
-        path = spec.trace
-        first = last = None
-        rows = 0
-        for row in read_trace(path):
-            first = row.time_s if first is None else first
-            last, rows = row.time_s, rows + 1
-            if rows >= spec.requests * spec.thin:
-                break
-        end = ((last or 0.0) - (first or 0.0)) / spec.rate_scale
-        hits = spec.classes[0].hits
-        here = 1.0 if hits.routing == "affinity" else 1.0 / max(entry.spec.replicas, entry.replicas)
-
-        def arrivals() -> Iterator[Request]:
-            stream = replayed(
-                read_trace(path),
-                rate_scale=spec.rate_scale,
-                hits=hits.traced and hits.warm,
-                here_ratio=here,
-                seed=seed,
-                thin=spec.thin,
-            )
-            for r in stream:
-                if r.index >= spec.requests:
-                    return
-                yield r
-    else:
-        end = spec.requests / total_rate
-        scaled = [replace(c, rate_per_s=c.rate_per_s * spec.rate_scale) for c in spec.classes]
-
-        def arrivals() -> Iterator[Request]:
-            return synthetic(
-                scaled,
-                requests=spec.requests,
-                seed=seed,
-                replicas=max(entry.spec.replicas, entry.replicas),
-                cache_tokens=entry.spec.cache_tokens,
-            )
-
+    end = min((_length_s(t, spec) for t in spec.traces.values()), default=spec.requests / total_rate)
     ledger = Ledger(len(spec.classes), BATCHES, end * spec.warmup_ratio, end)
     pools = [Pool(p.spec, p.replicas, ledger, routing=p.routing, max_waiting=spec.max_waiting) for p in spec.pools]
     cluster = Cluster(pools, spec.handover, ledger)
-    cluster.run(arrivals(), spec.failures, horizon_s=INF if spec.horizon_s is None else spec.horizon_s)
+    cluster.run(_arrivals(spec, seed, end), spec.failures, horizon_s=INF if spec.horizon_s is None else spec.horizon_s)
     return ledger, cluster
+
+
+def _length_s(trace: TraceReplay, spec: SimSpec) -> float:
+    """From a trace's first row to the last that is replayed, in simulated seconds."""
+    first = last = None
+    rows = 0
+    for row in read_trace(trace.path):
+        first = row.time_s if first is None else first
+        last, rows = row.time_s, rows + 1
+        if rows >= spec.requests / trace.share:
+            break
+    return ((last or 0.0) - (first or 0.0)) / (trace.pace * spec.rate_scale)
+
+
+def _arrivals(spec: SimSpec, seed: int, end_s: float) -> Iterator[Request]:
+    """Every class's stream, merged in order of time; synthetic ones beside traces stop with the traces."""
+    entry = spec.pools[0]
+    replicas = max(entry.spec.replicas, entry.replicas)
+    streams: list[Iterator[Request]] = []
+    made = [(i, c) for i, c in enumerate(spec.classes) if c.name not in spec.traces]
+    if made:
+        streams.append(
+            synthetic(
+                [replace(c, rate_per_s=c.rate_per_s * spec.rate_scale) for _, c in made],
+                requests=spec.requests,
+                seed=seed,
+                replicas=replicas,
+                cache_tokens=entry.spec.cache_tokens,
+                numbers=[i for i, _ in made],
+            )
+        )
+    for i, c in enumerate(spec.classes):
+        trace = spec.traces.get(c.name)
+        if trace is not None:
+            streams.append(
+                replayed(
+                    read_trace(trace.path),
+                    cls=i,
+                    rate_scale=trace.pace * spec.rate_scale,
+                    hits=c.hits.traced and c.hits.warm,
+                    here_ratio=1.0 if c.hits.routing == "affinity" else 1.0 / replicas,
+                    seed=seed,
+                    share=trace.share,
+                )
+            )
+    if len(streams) == 1 and not spec.traces:
+        yield from streams[0]
+        return
+    merged = streams[0] if len(streams) == 1 else heapq.merge(*streams, key=attrgetter("arrival_s"))
+    for index, r in enumerate(merged):
+        if index >= spec.requests or r.arrival_s > end_s:
+            return
+        r.index = index
+        yield r
 
 
 def _class_sample(spec: SimSpec, index: int, ledgers: list[Ledger]) -> ClassSample:

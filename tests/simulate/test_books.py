@@ -13,7 +13,7 @@ from planner.errors import UserError
 from planner.perf.load import LoadModel
 from planner.perf.pool import Handover
 from planner.perf.table import Curve
-from planner.simulate.run import Failure, SimPool, SimResult, SimSpec, one_replica, simulate, verify
+from planner.simulate.run import Failure, SimPool, SimResult, SimSpec, TraceReplay, one_replica, simulate, verify
 from tests.simulate.helpers import pool, traffic
 
 
@@ -157,16 +157,16 @@ def test_a_trace_is_replayed(tmp_path: Path) -> None:
         + "".join(f"{i * 0.2},{100 + i % 7},{20 + i % 5}\n" for i in range(1000))
     )
     c = traffic(103, 22, rate=5.0)
-    r = simulate(SimSpec((SimPool("p", pool()),), (c,), trace=path))
+    r = simulate(SimSpec((SimPool("p", pool()),), (c,), traces={"chat": TraceReplay(path)}))
     balanced(r)
     assert r.books.arrived == 1000
     assert r.rate_per_s == pytest.approx(5.0, rel=0.01)
-    fast = simulate(SimSpec((SimPool("p", pool()),), (c,), trace=path, rate_scale=4.0))
+    fast = simulate(SimSpec((SimPool("p", pool()),), (c,), traces={"chat": TraceReplay(path)}, rate_scale=4.0))
     assert fast.duration_s == pytest.approx(r.duration_s / 4)
     timeless = tmp_path / "l.csv"
     timeless.write_text("input_tokens,output_tokens\n5,5\n")
     with pytest.raises(UserError, match="cannot be replayed"):
-        simulate(SimSpec((SimPool("p", pool()),), (c,), trace=timeless))
+        simulate(SimSpec((SimPool("p", pool()),), (c,), traces={"chat": TraceReplay(timeless)}))
 
 
 def test_ranks_in_lockstep_wait_for_each_other() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planner.intent.traces import summarise_file
 from planner.perf.traffic import busiest_minute
 from planner.simulate.closed import closed_loop_ttft
-from planner.simulate.run import SimPool, SimSpec
+from planner.simulate.run import SimPool, SimSpec, TraceReplay
 from planner.simulate.sizing import rate_per_replica, smallest_count, smallest_pool, survives
 from tests.simulate.helpers import additive, pool, traffic
 
@@ -37,13 +37,15 @@ def test_a_burst_needs_more_replicas_than_its_rate(tmp_path: Path) -> None:
     c = traffic(1500, 60, rate=2.0, slo=("ttft.p95=800ms",))
     smooth = SimSpec((SimPool("p", pool()),), (c,), requests=2000)
     assert survives(smooth)[0]
-    burst = SimSpec((SimPool("p", pool()),), (c,), trace=path, warmup_ratio=0.0)
+    burst = SimSpec((SimPool("p", pool()),), (c,), traces={"chat": TraceReplay(path)}, warmup_ratio=0.0)
     found = smallest_pool(burst, most=64)
     # 40 prompts of 50 ms each, 800 ms: at least 3 replicas; the search agrees with both neighbours.
     assert found is not None
     assert found >= 3
     for count, kept in ((found, True), (found - 1, False)):
-        spread = SimSpec((SimPool("p", pool(), count, "least-loaded"),), (c,), trace=path, warmup_ratio=0.0)
+        spread = SimSpec(
+            (SimPool("p", pool(), count, "least-loaded"),), (c,), traces={"chat": TraceReplay(path)}, warmup_ratio=0.0
+        )
         assert survives(spread)[0] is kept
     assert rate_per_replica(burst, rate_per_s=2.0, most=64) == pytest.approx(2.0 / found)
     assert rate_per_replica(burst, rate_per_s=2.0, most=found - 1) == 0.0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.perf.pool import Handover, PoolSpec
 from planner.simulate.engine import INF, Replica
+from planner.simulate.link import Link
 from planner.simulate.lockstep import Lockstep
 from planner.simulate.requests import Ledger, Request
 
@@ -24,13 +25,24 @@ class Failure:
 class Pool:
     """Replicas of one kind and how requests are spread over them."""
 
-    def __init__(self, spec: PoolSpec, replicas: int, ledger: Ledger, *, routing: str, max_waiting: int | None) -> None:
+    def __init__(
+        self,
+        spec: PoolSpec,
+        replicas: int,
+        ledger: Ledger,
+        *,
+        routing: str,
+        max_waiting: int | None,
+        priorities: Sequence[int] = (),
+    ) -> None:
         self.spec = spec
         self.ledger = ledger
         self.routing = routing
         self.max_waiting = max_waiting
         make = Replica if spec.lockstep_ranks == 1 else Lockstep
-        self.replicas: list[Replica | Lockstep] = [make(spec, ledger, max_waiting=max_waiting) for _ in range(replicas)]
+        self.replicas: list[Replica | Lockstep] = [
+            make(spec, ledger, max_waiting=max_waiting, priorities=priorities) for _ in range(replicas)
+        ]
         self.turn = 0
         self.lazy = routing == "round-robin" and spec.role != "prefill"
         """Round-robin replicas do not depend on each other: each is advanced when a request reaches it."""
@@ -94,7 +106,7 @@ class Pool:
         alive = [rep for rep in self.replicas if rep.alive]
         if not alive:
             return []
-        return max(alive, key=lambda rep: rep.load).evict_all()
+        return max(alive, key=lambda rep: rep.load).evict_all(now_s)
 
     def revive_one(self) -> None:
         dead = next((rep for rep in self.replicas if not rep.alive), None)
@@ -115,14 +127,13 @@ class Cluster:
 
     def __init__(self, pools: list[Pool], handover: Handover | None, ledger: Ledger) -> None:
         assert len(pools) == (2 if handover is not None else 1)
-        if handover is None:
+        if handover is not None:
             for rep in pools[0].replicas:
-                rep.terminal = True
+                rep.link = Link(handover)
         self.pools = pools
         self.handover = handover
         self.ledger = ledger
         self._moving: list[tuple[float, int, Request]] = []
-        self._link_free = [0.0] * len(pools[0].replicas)
         self.stranded = 0
 
     def run(self, arrivals: Iterator[Request], failures: tuple[Failure, ...], *, horizon_s: float = INF) -> None:
@@ -166,7 +177,13 @@ class Cluster:
         if kind == 1:
             pool.revive_one()
             return
-        for r in pool.fail_one(at):
+        lost = pool.fail_one(at)
+        if self._moving and lost:
+            # What had not left a prefill replica yet is lost with it.
+            gone = set(lost)
+            self._moving = [m for m in self._moving if m[2] not in gone]
+            heapq.heapify(self._moving)
+        for r in lost:
             # A lost cache means starting again from the prompt, where requests enter.
             if not self.pools[0].arrive(r, at):
                 self.ledger.reject(r)
@@ -176,13 +193,10 @@ class Cluster:
         assert self.handover is not None
         prefill, decode = self.pools
         prefill.advance(now_s)
-        for i, rep in enumerate(prefill.replicas):
+        for rep in prefill.replicas:
             if rep.out:
-                for done, r in rep.out:
-                    begin = max(done, self._link_free[i])
-                    took = self.handover.seconds(r.todo)
-                    self._link_free[i] = begin + took - self.handover.latency_s
-                    heapq.heappush(self._moving, (begin + took, r.index, r))
+                for arrives, r in rep.out:
+                    heapq.heappush(self._moving, (arrives, r.index, r))
                 rep.out = []
         while self._moving and self._moving[0][0] <= now_s:
             at, _, r = heapq.heappop(self._moving)

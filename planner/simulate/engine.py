@@ -8,34 +8,40 @@ decode-first (vLLM): each step decodes all running sequences and gives the rest 
 partly prefilled one first, then the waiting queue in order, as long as slots and cache for the whole prompt are there.
 prefill-first (SGLang): as long as a prompt can be admitted, steps hold prompts alone and decodes stall.
 When a step finds no cache block, the youngest sequence is preempted: its cache is dropped and recomputed later.
+
+Where classes differ in priority (lower values first, as vLLM counts), the waiting queue is in order of (priority,
+arrival), and the sequence that is preempted is the last in that order, a half-read prompt included (vLLM 0.33:
+`max(running, key=(priority, arrival))`). Nothing that runs is stopped for something that waits.
+
+A prefill replica keeps a prompt's blocks until its cache has left over the `Link`; a prompt that finds no room waits.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import deque
-from heapq import heapify, heappop, heappush
+from collections.abc import Sequence
+from heapq import heappop
 
 from planner.perf.pool import PoolSpec
+from planner.simulate.batch import Batch
 from planner.simulate.gauge import Gauge
+from planner.simulate.link import Link
 from planner.simulate.requests import Ledger, Request
 
 INF = math.inf
-_STALE_STEPS = 8
-"""How far the cache estimate may be behind before a blocked admission recounts it."""
 
 
-class Replica:
+class Replica(Batch):
     """One replica. `end_s` is when its current segment ends; infinite while it is idle."""
 
-    def __init__(self, pool: PoolSpec, ledger: Ledger, *, max_waiting: int | None = None) -> None:
-        self.pool = pool
-        self.ledger = ledger
+    def __init__(
+        self, pool: PoolSpec, ledger: Ledger, *, max_waiting: int | None = None, priorities: Sequence[int] = ()
+    ) -> None:
+        super().__init__(pool, ledger, priorities)
         self.gauge = Gauge(ledger, capacity=pool.kv_capacity, token_s=pool.table.token_s)
         self.max_waiting = max_waiting
         table = pool.table
-        self.per_step = pool.drafting.tokens_per_step if pool.drafting is not None else 1.0
         self.draft_s = pool.drafting.draft_s if pool.drafting is not None else 0.0
         self.width = pool.tokens_per_sequence
         self.decode_role = pool.role == "decode"
@@ -47,27 +53,11 @@ class Replica:
         self._mixed_x, self._mixed_y, self._mixed_k = _pieces(table.linear_mixed.x, table.linear_mixed.y)
         self._pre_x, self._pre_y, self._pre_k = _pieces(table.prefill_attention.x, table.prefill_attention.y)
         self._by_n: dict[int, tuple[float, tuple[float, ...], tuple[float, ...], tuple[float, ...]]] = {}
-        self.waiting: deque[Request] = deque()
-        self.partial: Request | None = None
-        self.heap: list[tuple[int, int, Request]] = []
-        self.n = 0
-        self.context = 0.0
-        self.steps = 0
-        """Steps with decodes since the start: sequences finish at a count of it."""
-        self.counts = [0] * ledger.classes
-        self.fresh: list[Request] = []
-        """Decode role: handed over, first step still to come."""
         self.stalled: list[tuple[float, list[int]]] = []
         """Prefill-first: last token time of groups that stall, and their sizes by class."""
         self.joining: list[Request] = []
         """Prompts whose last chunk is in the current step."""
-        # Cache: used = base + slope x steps (an upper bound between recounts), and what prompts in progress hold.
-        self.kv_base = 0.0
-        self.kv_slope = 0.0
-        self.kv_prompts = 0.0
-        self.kv_counted = 0
         # Current segment.
-        self.start_s = 0.0
         self.end_s = INF
         self.seg_steps = 0
         self.seg_first_s = 0.0
@@ -75,13 +65,15 @@ class Replica:
         self.seg_prompts = False
         self.seg_decodes = False
         self.cuttable = False
+        self.resting = False
+        """No step under way: the segment only waits for the next cache to leave."""
         self.held = False
         """A rank of a lock-step group: the group plans and cuts, not the rank."""
         self.alive = True
-        self.terminal = False
-        """A prefill pool on its own: a request ends with its first token."""
+        self.link: Link | None = None
+        """Prefill role: how caches leave; a prefill pool on its own has none, and requests end with their prompt."""
         self.out: list[tuple[float, Request]] = []
-        """Prefill role: finished prompts with their times, for the router to hand over."""
+        """Prefill role: finished prompts and when their caches arrive, for the router to hand over."""
 
     # ------------------------------------------------------------ outside
 
@@ -100,13 +92,18 @@ class Replica:
             self.ledger.reject(r)
             return
         r.host_s = self.host_s + self.stream_s * (self.load + 1)
-        self.waiting.append(r)
         if self.held:
+            self.waiting.append(r)
             return
+        if self.resting:
+            self.end_s = now_s
+            self.commit()
+            self.end_s = INF
+        self.waiting.append(r)
         if self.end_s == INF:
             self.start_s = now_s
             self._plan(now_s)
-        elif self.cuttable:
+        elif self.cuttable and (not self.ranked or self.waiting[0] is r):
             self._cut(now_s)
 
     def advance(self, until_s: float) -> None:
@@ -115,9 +112,10 @@ class Replica:
             self.commit()
             self._plan(self.start_s)
 
-    def evict_all(self) -> list[Request]:
-        """The replica dies: everything on it starts anew elsewhere."""
-        found = [r for _, _, r in self.heap] + self.joining + list(self.waiting)
+    def evict_all(self, now_s: float) -> list[Request]:
+        """The replica dies: everything on it starts anew elsewhere, prompts whose caches have not left included."""
+        self._free(now_s)
+        found = [r for _, _, r in self.heap] + self.joining + list(self.waiting) + [r for _, r in self.sending]
         for finish, _, r in self.heap:
             r.tokens = max(r.output - math.ceil((finish - self.steps) * self.per_step), 0)
         if self.partial is not None:
@@ -128,10 +126,16 @@ class Replica:
         self.ledger.restarted += len(found)
         self.heap, self.joining, self.partial, self.n, self.context = [], [], None, 0, 0.0
         self.waiting.clear()
+        self.sending.clear()
+        if self.link is not None:
+            self.link.free_s = now_s
         self.counts = [0] * self.ledger.classes
         self.fresh, self.stalled = [], []
         self.kv_base = self.kv_slope = self.kv_prompts = 0.0
+        if self.prefixes is not None:
+            self.prefixes.clear()
         self.end_s = INF
+        self.resting = False
         self.alive = False
         return sorted(found, key=lambda r: r.index)
 
@@ -168,6 +172,10 @@ class Replica:
         start, end, n = self.start_s, self.end_s, self.n
         gauge = self.gauge
         used = self.kv_base + self.kv_slope * self.steps + self.kv_prompts
+        if self.resting:
+            gauge.rest(start, end, waiting=len(self.waiting), used=used)
+            self.start_s = end
+            return
         gauge.segment(
             start,
             end,
@@ -210,22 +218,23 @@ class Replica:
         self._done(r, now_s)
 
     def _done(self, r: Request, now_s: float) -> None:
+        if self.prefixes is not None:
+            self.prefixes.put(r, self.kv_base + self.kv_slope * self.steps + self.kv_prompts)
         self.ledger.finish(r, now_s + r.host_s + (r.output - 1) * self.token_s)
-
-    def _context_of(self, r: Request) -> float:
-        """Context of a decoding sequence at its next step."""
-        return r.joined + self.steps * self.per_step
 
     def _join(self, r: Request, now_s: float) -> None:
         """A prompt is done: its next token leaves now, and it decodes from the next step on."""
-        self.kv_prompts -= self.pool.cost(r.todo + 1)
         if self.prefill_role:
             r.first_s = now_s + r.host_s
-            if self.terminal:
+            if self.link is None:
+                self.kv_prompts -= self.pool.cost(r.todo + 1)
                 self._done(r, now_s)
             else:
-                self.out.append((now_s, r))
+                gone = (self.link.send(now_s, r.todo), r)
+                self.sending.append(gone)
+                self.out.append(gone)
             return
+        self.kv_prompts -= self.pool.cost(r.todo + 1)
         r.tokens += 1
         if r.first_s < 0:
             r.first_s = now_s + r.host_s
@@ -241,50 +250,7 @@ class Replica:
             self.stalled.append((now_s, one))
         self._decode(r, r.todo + 1, r.output - r.tokens)
 
-    def _decode(self, r: Request, context: int, tokens: int) -> None:
-        """Into the running batch with `tokens` to go and `context` tokens at its next step."""
-        steps = self.steps
-        self.n += 1
-        self.counts[r.cls] += 1
-        r.joined = context - steps * self.per_step
-        self.context += context
-        self._account(r, context)
-        heappush(self.heap, (steps + math.ceil(tokens / self.per_step - 1e-9), r.index, r))
-
-    def _account(self, r: Request, context: float) -> None:
-        """Cache of one sequence from here on: its whole blocks now, and its growth per step."""
-        pool = self.pool
-        cost = pool.cost(context)
-        if pool.kv_cost is None:
-            slope = self.per_step
-        else:
-            slope = (
-                max((pool.cost(context + 64 * pool.block_tokens) - cost) / (64 * pool.block_tokens), 0.0)
-                * self.per_step
-            )
-        r.slope = slope
-        r.base = cost - slope * self.steps
-        self.kv_base += r.base
-        self.kv_slope += slope
-
-    def _recount(self) -> None:
-        """Exact cache use of every running sequence."""
-        self.kv_base = self.kv_slope = 0.0
-        for _, _, r in self.heap:
-            self._account(r, self._context_of(r))
-        self.kv_counted = self.steps
-
     # ------------------------------------------------------------ scheduling
-
-    def _room_for(self, r: Request) -> bool:
-        need = self.pool.cost(r.todo + 1)
-        free = self.pool.kv_capacity - self.kv_prompts - need
-        if self.kv_base + self.kv_slope * self.steps <= free:
-            return True
-        if self.steps - self.kv_counted >= _STALE_STEPS:
-            self._recount()
-            return self.kv_base + self.kv_slope * self.steps <= free
-        return False
 
     def parts(self) -> list[Replica]:
         """Whose statistics count: itself."""
@@ -298,6 +264,11 @@ class Replica:
     def _plan(self, now_s: float) -> None:
         """What the next step holds, and how many like it can follow."""
         pool = self.pool
+        self.resting = False
+        if self.sending:
+            self._free(now_s)
+        if self.ranked:
+            self._make_room()
         waiting, n = self.waiting, self.n
         if self.decode_role:
             # Handed over: the cache is there, its first token is the first step's.
@@ -306,7 +277,7 @@ class Replica:
                 self._decode(r, r.todo + 1, r.output)
                 self.fresh.append(r)
                 n = self.n
-            if not waiting or waiting[0].tokens == 0:
+            if self.partial is None and (not waiting or waiting[0].tokens == 0):
                 self._plan_decodes(now_s, n)
                 return
         if waiting or self.partial is not None:
@@ -325,8 +296,10 @@ class Replica:
                     if self.decode_role and waiting[0].tokens == 0:
                         break
                     current = r = waiting.popleft()
-                    r.prefilled = min(r.cached, r.todo - 1)
                     self.kv_prompts += pool.cost(r.todo + 1)
+                    if self.prefixes is not None:
+                        self.prefixes.admit(r, self.kv_base + self.kv_slope * self.steps + self.kv_prompts)
+                    r.prefilled = min(r.cached, r.todo - 1)
                 r = current
                 left = r.todo - r.prefilled
                 take = left if left <= budget else budget
@@ -373,7 +346,9 @@ class Replica:
         if n == 0:
             self.end_s = INF
             self.cuttable = False
-            if self.waiting and self.partial is None:
+            if self.sending:
+                self.end_s, self.resting = self.sending[0][0], True
+            elif self.waiting and self.partial is None:
                 # Nothing runs and the head does not fit beside stale counts: arrive() saw that it fits alone.
                 self.kv_base = self.kv_slope = self.kv_prompts = 0.0
                 self._plan(now_s)
@@ -398,48 +373,7 @@ class Replica:
         self.seg_prompts, self.seg_decodes = False, True
         self.seg_steps, self.seg_first_s, self.seg_growth_s = k, first, growth
         self.end_s = now_s + k * first + growth * k * (k - 1) / 2
-        self.cuttable = not self.waiting and n < self.pool.max_num_seqs
-
-    def _grow(self, steps: int) -> int:
-        """Steps (at least one) that the cache allows; preempts the youngest sequences where it allows none."""
-        room = self.pool.kv_capacity - self.kv_prompts
-        allowed = self._allowed(room, steps)
-        if allowed >= 1:
-            return allowed
-        self._recount()
-        allowed = self._allowed(room, steps)
-        if allowed >= 1:
-            return allowed
-        while self.n > 1:
-            if sum(self.pool.cost(self._context_of(r) + self.per_step) for _, _, r in self.heap) <= room:
-                return 1
-            self._preempt()
-        return 1
-
-    def _allowed(self, room: float, steps: int) -> int:
-        if self.kv_slope <= 1e-12:
-            return steps if self.kv_base <= room else 0
-        return min(steps, math.floor((room - self.kv_base) / self.kv_slope - self.steps))
-
-    def _preempt(self) -> None:
-        at = max(range(len(self.heap)), key=lambda i: self.heap[i][1])
-        finish, _, r = self.heap.pop(at)
-        heapify(self.heap)
-        self.ledger.preemptions += 1
-        left = finish - self.steps
-        done = r.output - max(1, math.ceil(left * self.per_step))
-        self.n -= 1
-        self.counts[r.cls] -= 1
-        self.context -= self._context_of(r)
-        self.kv_base -= r.base
-        self.kv_slope -= r.slope
-        r.tokens = max(done, r.tokens)
-        r.todo = r.input + r.tokens
-        r.prefilled = 0
-        r.last_s = self.start_s
-        if r in self.fresh:
-            self.fresh.remove(r)
-        self.waiting.appendleft(r)
+        self.cuttable = (self.ranked or not self.waiting) and n < self.pool.max_num_seqs
 
     def _record(self, k: int) -> None:
         """Gaps of one segment: k steps, each a gap for every sequence that already had a token."""

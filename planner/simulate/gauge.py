@@ -21,6 +21,8 @@ class Gauge:
         self.capacity = capacity
         self.token_s = token_s
         self.busy_s = 0.0
+        self.rest_s = 0.0
+        """Without a step, but with a cache that is not empty: caches on their way out."""
         self.running_s: dict[int, float] = {}
         self.kv_s = [0.0] * (KV_BINS + 1)
         self.wait_integral_s = 0.0
@@ -48,6 +50,17 @@ class Gauge:
         w = min(int(start_s / self.window_s), WINDOWS)
         self.series_wait[w] += took * waiting
         self.series_run[w] += took * decoding
+
+    def rest(self, start_s: float, end_s: float, *, waiting: int, used: float) -> None:
+        """Time without a step in which caches leave: nothing runs, prompts may wait for room."""
+        took = end_s - start_s
+        if end_s > self._batch_end:
+            self._next_batch(end_s)
+        if self.counting:
+            self.rest_s += took
+            self.kv_s[min(int(used / self.capacity * KV_BINS), KV_BINS)] += took
+            self.wait_integral_s += took * waiting
+        self.series_wait[min(int(start_s / self.window_s), WINDOWS)] += took * waiting
 
     def gap(self, cls: int, gap_s: float, count: float) -> None:
         """Single gaps of one length."""

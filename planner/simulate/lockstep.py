@@ -7,17 +7,23 @@ stalls the decodes of all: costing ranks as independent replicas would promise w
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from planner.perf.pool import PoolSpec
 from planner.simulate.engine import INF, Replica
+from planner.simulate.link import Link
 from planner.simulate.requests import Ledger, Request
 
 
 class Lockstep:
     """A group of ranks with the interface of one `Replica`."""
 
-    def __init__(self, pool: PoolSpec, ledger: Ledger, *, max_waiting: int | None = None) -> None:
-        self.ranks = [Replica(pool, ledger, max_waiting=max_waiting) for _ in range(pool.lockstep_ranks)]
+    def __init__(
+        self, pool: PoolSpec, ledger: Ledger, *, max_waiting: int | None = None, priorities: Sequence[int] = ()
+    ) -> None:
+        self.ranks = [
+            Replica(pool, ledger, max_waiting=max_waiting, priorities=priorities) for _ in range(pool.lockstep_ranks)
+        ]
         for rank in self.ranks:
             rank.held = True
         self.start_s = 0.0
@@ -27,15 +33,17 @@ class Lockstep:
         self._first_s = 0.0
         self._growth_s = 0.0
         self._cuttable = False
+        self._resting = False
+        """No rank has a step under way; some wait for caches to leave."""
 
     @property
-    def terminal(self) -> bool:
-        return self.ranks[0].terminal
+    def link(self) -> Link | None:
+        return self.ranks[0].link
 
-    @terminal.setter
-    def terminal(self, value: bool) -> None:
+    @link.setter
+    def link(self, value: Link | None) -> None:
         for rank in self.ranks:
-            rank.terminal = value
+            rank.link = value
 
     @property
     def out(self) -> list[tuple[float, Request]]:
@@ -55,6 +63,9 @@ class Lockstep:
         return self.ranks
 
     def arrive(self, r: Request, now_s: float) -> None:
+        if self._resting:
+            self._commit(now_s)
+            self.end_s = INF
         min(self.ranks, key=lambda rank: rank.load).arrive(r, now_s)
         if self.end_s == INF:
             self._plan(now_s)
@@ -64,15 +75,20 @@ class Lockstep:
     def advance(self, until_s: float) -> None:
         while self.end_s <= until_s:
             end = self.end_s
-            for rank in self.ranks:
-                rank.start_s, rank.end_s = self.start_s, end
-                rank.seg_steps, rank.seg_first_s, rank.seg_growth_s = self._steps, self._first_s, self._growth_s
-                rank.commit()
+            self._commit(end)
             self._plan(end)
 
-    def evict_all(self) -> list[Request]:
-        found = sorted((r for rank in self.ranks for r in rank.evict_all()), key=lambda r: r.index)
+    def _commit(self, end_s: float) -> None:
+        for rank in self.ranks:
+            rank.start_s, rank.end_s = self.start_s, end_s
+            rank.seg_steps, rank.seg_first_s, rank.seg_growth_s = self._steps, self._first_s, self._growth_s
+            rank.resting = self._resting
+            rank.commit()
+
+    def evict_all(self, now_s: float) -> list[Request]:
+        found = sorted((r for rank in self.ranks for r in rank.evict_all(now_s)), key=lambda r: r.index)
         self.end_s = INF
+        self._resting = False
         self.alive = False
         return found
 
@@ -80,9 +96,12 @@ class Lockstep:
         self.start_s = now_s
         for rank in self.ranks:
             rank.plan(now_s)
-        busy = [rank for rank in self.ranks if rank.end_s < INF]
+        busy = [rank for rank in self.ranks if rank.end_s < INF and not rank.resting]
+        self._resting = False
         if not busy:
-            self.end_s = INF
+            # Idle, or all of them wait for a cache to leave.
+            self.end_s = min(rank.end_s for rank in self.ranks)
+            self._resting = self.end_s < INF
             self._cuttable = False
             return
         slowest = max(busy, key=lambda rank: rank.seg_first_s)

@@ -312,7 +312,11 @@ def _check(spec: SimSpec) -> None:
 def _one(spec: SimSpec, seed: int, total_rate: float) -> tuple[Ledger, Cluster]:
     end = min((_length_s(t, spec) for t in spec.traces.values()), default=spec.requests / total_rate)
     ledger = Ledger(len(spec.classes), BATCHES, end * spec.warmup_ratio, end)
-    pools = [Pool(p.spec, p.replicas, ledger, routing=p.routing, max_waiting=spec.max_waiting) for p in spec.pools]
+    ranks = [c.priority for c in spec.classes]
+    pools = [
+        Pool(p.spec, p.replicas, ledger, routing=p.routing, max_waiting=spec.max_waiting, priorities=ranks)
+        for p in spec.pools
+    ]
     cluster = Cluster(pools, spec.handover, ledger)
     cluster.run(_arrivals(spec, seed, end), spec.failures, horizon_s=INF if spec.horizon_s is None else spec.horizon_s)
     return ledger, cluster
@@ -429,7 +433,7 @@ def _pool_sample(pool: SimPool, index: int, runs: list[tuple[Ledger, Cluster]]) 
     busy = math.fsum(rep.gauge.busy_s for _, rep in replicas)
     idle = max(span - busy, 0.0)
     running[0] = running.get(0, 0.0) + idle
-    kv[0] += idle
+    kv[0] += max(idle - math.fsum(rep.gauge.rest_s for _, rep in replicas), 0.0)
     total = max(math.fsum(running.values()), 1e-12)
     seen, p99 = 0.0, 0
     for n in sorted(running):

@@ -13,6 +13,8 @@ class Job:
     prompt: int
     cached: int
     output: int
+    priority: int = 0
+    """Lower is served first."""
     prefilled: int = 0
     tokens: int = 0
     first: float = -1.0
@@ -31,6 +33,7 @@ def run(pool: PoolSpec, jobs: list[Job]) -> None:
     while pending or waiting or partial or running:
         while pending and pending[0].at <= now + 1e-12:
             waiting.append(pending.pop(0))
+        waiting.sort(key=lambda j: (j.priority, j.at))
         if not (waiting or partial or running):
             now = pending[0].at
             continue

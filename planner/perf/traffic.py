@@ -17,8 +17,9 @@ import numpy as np
 from planner.errors import UserError
 from planner.intent.document import PrefixCache, TrafficClass
 from planner.intent.slo import Slo
-from planner.intent.traces import TraceSummary
+from planner.intent.traces import TraceSummary, busiest_minute
 from planner.perf.lengths import Constant, Distribution, Floats, distribution, strata_edges
+from planner.perf.sessions import History, kept_for_ever, turn_shares
 
 BLOCK_TOKENS = 16
 """Prefix caches match whole blocks (vLLM's default block)."""
@@ -76,7 +77,8 @@ class PrefixHits:
     """Prompt tokens found in the cache, as stated or traced; what arrives at a replica depends on routing.
 
     share: every prompt hits this share of its tokens. shared_tokens: leading tokens common to one of `groups`.
-    Earlier turns of a session hit where routing brings the session back (affinity), else with probability 1/replicas.
+    Earlier turns of a session hit where routing brings the session back (affinity), else with probability 1/replicas,
+    and as long as the cache keeps them (`perf.sessions`).
     """
 
     share: float = 0.0
@@ -107,25 +109,50 @@ class ClassLoad:
     priority: int = 0
     trough_ratio: float | None = None
     think_time_s: float = 0.0
+    """Mean, of a session: exponential."""
 
-    def grid(self, *, replicas: int = 1, cache_tokens: float = math.inf) -> Requests:
-        """At most a few hundred weighted requests with the class's means kept.
+    @property
+    def has_sessions(self) -> bool:
+        """Whether prompts hold earlier turns that the class's lengths tell apart (a trace's rows do not)."""
+        return self.lengths.turns > 1 and not self.lengths.rows
 
-        Hits depend on how many replicas share the traffic and on the cache of one of them.
+    def here_ratio(self, replicas: int) -> float:
+        """Probability that routing brings a session's next turn to the replica of its last one."""
+        return 1.0 if self.hits.routing == "affinity" else 1.0 / replicas
+
+    def grid(self, *, replicas: int = 1, cache_tokens: float = math.inf, history: History | None = None) -> Requests:
+        """At most a few thousand weighted requests with the class's means kept.
+
+        Hits depend on how many replicas share the traffic and on the cache of one of them. `history`: what turns find
+        of their sessions, from the replica's load model, which knows the rate; without it nothing is ever evicted.
         """
         held = self.hits.held_ratio(replicas, cache_tokens)
-        return _grid(self.lengths, self.hits, replicas if self.hits.routing == "round-robin" else 1, held)
+        if self.has_sessions and history is None:
+            history = self._kept_for_ever(replicas)
+        return _grid(self.lengths, self.hits, replicas if self.hits.routing == "round-robin" else 1, held, history)
 
     def sample(
-        self, rng: np.random.Generator, count: int, *, replicas: int = 1, cache_tokens: float = math.inf
+        self,
+        rng: np.random.Generator,
+        count: int,
+        *,
+        replicas: int = 1,
+        cache_tokens: float = math.inf,
+        history: History | None = None,
     ) -> Requests:
-        """Seeded requests with whole tokens; weights are equal."""
+        """Seeded requests with whole tokens; weights are equal. Turns of sessions are drawn apart from each other
+        (`planner.simulate.sessions` has them follow one another)."""
         held = self.hits.held_ratio(replicas, cache_tokens)
+        if self.has_sessions:
+            return _sample_turns(self, rng, count, held, history or self._kept_for_ever(replicas))
         found = _sample(self.lengths, self.hits, rng, count, replicas)
         if held < 1 and self.hits.shared_tokens:
             # A group's prefix is in the cache or it is not.
             found = replace(found, cached_tokens=np.where(rng.random(count) < held, found.cached_tokens, 0.0))
         return found
+
+    def _kept_for_ever(self, replicas: int) -> History:
+        return kept_for_ever(self.here_ratio(replicas), self.lengths.thinking is None)
 
     def cold(self) -> ClassLoad:
         """The same class when nothing is cached."""
@@ -135,47 +162,43 @@ class ClassLoad:
         return replace(self, rate_per_s=rate_per_s)
 
 
-def _turn_weights(turns: float) -> tuple[Floats, Floats]:
-    """Turn numbers and their shares when sessions last `turns` on average (the fraction ends one turn earlier)."""
-    whole = int(turns)
-    numbers = np.arange(1, whole + (2 if turns > whole else 1), dtype=np.float64)
-    weights = np.ones(len(numbers))
-    if turns > whole:
-        weights[-1] = turns - whole
-    return numbers, weights / weights.sum()
+def _stated(hits: PrefixHits, inputs: Floats) -> Floats:
+    """Tokens that every prompt of a warm cache hits, as stated: a share of it, or its leading tokens."""
+    if hits.share or hits.shared_tokens:
+        return np.maximum(hits.share * inputs, np.minimum(hits.shared_tokens, inputs))
+    return np.zeros_like(inputs)
 
 
-def _cached(hits: PrefixHits, inputs: Floats, history: Floats, traced: Floats, replicas: int) -> Floats:
-    """Expected cached tokens of prompts that begin with `history` earlier tokens of their session."""
-    if not hits.warm:
-        return np.zeros_like(inputs)
-    # Under round-robin a session's last turn is on this replica with probability 1/replicas; under affinity always.
-    here = 1.0 if hits.routing == "affinity" else 1.0 / replicas
-    if hits.traced:
-        # The first block (512 tokens in Mooncake's traces) is a system prompt that every replica soon holds; what
-        # lies deeper is the session's own.
-        first = np.minimum(traced, 512.0)
-        found = first + (traced - first) * here
-    else:
-        found = (
-            np.maximum(hits.share * inputs, np.minimum(hits.shared_tokens, inputs))
-            if hits.share or hits.shared_tokens
-            else np.zeros_like(inputs)
-        )
-        found = np.maximum(found, found * (1 - here) + np.maximum(history, found) * here)
+def _whole_blocks(found: Floats, inputs: Floats) -> Floats:
+    """Caches match whole blocks, and the prompt's last token is always computed."""
     whole: Floats = np.minimum(np.floor(found / BLOCK_TOKENS) * BLOCK_TOKENS, np.maximum(inputs - 1, 0))
     return whole
 
 
+def _cached(hits: PrefixHits, inputs: Floats, traced: Floats, replicas: int) -> Floats:
+    """Expected cached tokens of prompts that are no session's later turns."""
+    if not hits.warm:
+        return np.zeros_like(inputs)
+    if not hits.traced:
+        return _whole_blocks(_stated(hits, inputs), inputs)
+    # The first block (512 tokens in Mooncake's traces) is a system prompt that every replica soon holds; what lies
+    # deeper is the session's own: under round-robin its last turn is on this replica with probability 1/replicas.
+    here = 1.0 if hits.routing == "affinity" else 1.0 / replicas
+    first = np.minimum(traced, 512.0)
+    return _whole_blocks(first + (traced - first) * here, inputs)
+
+
 @lru_cache(maxsize=512)
-def _grid(lengths: JointLengths, hits: PrefixHits, replicas: int, held: float) -> Requests:
+def _grid(
+    lengths: JointLengths, hits: PrefixHits, replicas: int, held: float, history: History | None = None
+) -> Requests:
     if lengths.rows:
         table = np.array(lengths.rows)
         inputs, traced, outputs, weights = table.T
         thinking = np.zeros_like(inputs)
-        cached = _cached(hits, inputs, np.zeros_like(inputs), traced, replicas)
+        cached = _cached(hits, inputs, traced, replicas)
         return Requests(inputs, cached, outputs, thinking, weights / weights.sum())
-    numbers, turn_w = _turn_weights(lengths.turns)
+    numbers, turn_w = turn_shares(lengths.turns)
     many = len(numbers) > 1
     i_v, i_w = lengths.input.grid(12 if many else 20)
     o_v, o_w = lengths.output.grid(10 if many else 14)
@@ -188,12 +211,37 @@ def _grid(lengths: JointLengths, hits: PrefixHits, replicas: int, held: float) -
     i, o, t, k = (a.ravel() for a in np.meshgrid(i_v, o_v, t_v, numbers, indexing="ij"))
     w4 = np.einsum("i,o,t,k->iotk", i_w, o_w, t_w, turn_w).ravel()
     # Earlier turns stand in the prompt at their mean size: their spread averages out over turns.
-    history = (k - 1) * (lengths.input.mean + lengths.output.mean)
-    prompt = i + history
-    cached = _cached(hits, prompt, history, np.zeros_like(prompt), replicas)
+    earlier = (k - 1) * (lengths.input.mean + lengths.output.mean)
+    prompt = i + earlier
+    w = w4 / w4.sum()
+    if many and history is not None and hits.warm:
+        plain = _stated(hits, prompt) * (held if hits.shared_tokens else 1.0)
+        found, shares = _returning(k, lengths, history)
+        cached = _whole_blocks(np.maximum(plain[None, :], found), prompt[None, :])
+        keep = shares > 0
+        row = np.broadcast_to(np.arange(len(w)), shares.shape)[keep]
+        return Requests(prompt[row], cached[keep], (o + t)[row], t[row], (shares * w[None, :])[keep])
+    cached = _cached(hits, prompt, np.zeros_like(prompt), replicas)
     if held < 1 and hits.shared_tokens:
         cached = cached * held
-    return Requests(prompt, cached, o + t, t, w4 / w4.sum())
+    return Requests(prompt, cached, o + t, t, w)
+
+
+def _returning(turn: Floats, lengths: JointLengths, history: History) -> tuple[Floats, Floats]:
+    """Tokens of its session that a turn finds, and how likely: as of the last turn, of earlier ones (mean), nothing.
+
+    Rows, not a mean: the few prompts that find nothing are what the percentiles of TTFT are made of.
+    """
+    i, o = lengths.input.mean, lengths.output.mean
+    back = np.arange(1, len(history.found) + 1, dtype=np.float64)[:, None]
+    there = turn[None, :] - back
+    chance = np.where(there > 1 - 1e-9, np.array(history.found)[:, None], 0.0)
+    # The last token of an answer was never fed back: it is not in the cache.
+    tokens = there * (i + o) - (1.0 if history.answers else o)
+    older = chance[1:].sum(axis=0)
+    older_tokens = (chance[1:] * tokens[1:]).sum(axis=0) / np.maximum(older, 1e-12)
+    shares = np.stack([chance[0], older, np.maximum(1 - chance[0] - older, 0.0)])
+    return np.stack([tokens[0], older_tokens, np.zeros_like(turn)]), shares
 
 
 def _sample(lengths: JointLengths, hits: PrefixHits, rng: np.random.Generator, count: int, replicas: int) -> Requests:
@@ -203,40 +251,44 @@ def _sample(lengths: JointLengths, hits: PrefixHits, rng: np.random.Generator, c
         at = np.searchsorted(np.cumsum(table[:, 3]) / table[:, 3].sum(), rng.random(count), side="right")
         inputs, traced, outputs, _ = table[np.minimum(at, len(table) - 1)].T
         inputs, outputs = np.maximum(np.rint(inputs), 1), np.maximum(np.rint(outputs), 1)
-        return Requests(
-            inputs,
-            _luck(hits, rng, inputs, history=np.zeros(count), traced=traced, replicas=replicas),
-            outputs,
-            np.zeros(count),
-            even,
-        )
+        cached = _luck(hits, rng, inputs, traced=traced, replicas=replicas)
+        return Requests(inputs, cached, outputs, np.zeros(count), even)
+    inputs, outputs, thinking = _lengths(lengths, rng, count)
+    cached = _luck(hits, rng, inputs, traced=np.zeros(count), replicas=replicas)
+    return Requests(inputs, cached, outputs + thinking, thinking, even)
+
+
+def _lengths(lengths: JointLengths, rng: np.random.Generator, count: int) -> tuple[Floats, Floats, Floats]:
+    """New prompt tokens, answer and thinking of requests."""
     inputs, outputs = lengths.input.sample(rng, count), lengths.output.sample(rng, count)
-    thinking = lengths.thinking.sample(rng, count) if lengths.thinking is not None else np.zeros(count)
-    history = np.zeros(count)
-    if lengths.turns > 1:
-        numbers, turn_w = _turn_weights(lengths.turns)
-        k = numbers[np.minimum(np.searchsorted(np.cumsum(turn_w), rng.random(count), side="right"), len(numbers) - 1)]
-        history = np.rint((k - 1) * (lengths.input.mean + lengths.output.mean))
-    inputs = inputs + history
-    return Requests(
-        inputs,
-        _luck(hits, rng, inputs, history=history, traced=np.zeros(count), replicas=replicas),
-        outputs + thinking,
-        thinking,
-        even,
-    )
+    return inputs, outputs, lengths.thinking.sample(rng, count) if lengths.thinking is not None else np.zeros(count)
 
 
-def _luck(
-    hits: PrefixHits, rng: np.random.Generator, inputs: Floats, *, history: Floats, traced: Floats, replicas: int
-) -> Floats:
-    """Cached tokens request by request: a session's history is on this replica or it is not."""
-    if hits.routing == "affinity" or replicas == 1 or not (hits.traced or history.any()):
-        return _cached(hits, inputs, history, traced, replicas)
+def _sample_turns(c: ClassLoad, rng: np.random.Generator, count: int, held: float, history: History) -> Requests:
+    lengths, hits = c.lengths, c.hits
+    inputs, outputs, thinking = _lengths(lengths, rng, count)
+    numbers, turn_w = turn_shares(lengths.turns)
+    k = numbers[np.minimum(np.searchsorted(np.cumsum(turn_w), rng.random(count), side="right"), len(numbers) - 1)]
+    inputs = inputs + np.rint((k - 1) * (lengths.input.mean + lengths.output.mean))
+    cached = np.zeros(count)
+    if hits.warm:
+        found, shares = _returning(k, lengths, history)
+        which = (rng.random(count)[None, :] >= np.cumsum(shares, axis=0)[:2]).sum(axis=0)
+        stated = np.where(rng.random(count) < (held if hits.shared_tokens else 1.0), _stated(hits, inputs), 0.0)
+        cached = _whole_blocks(np.maximum(stated, found[which, np.arange(count)]), inputs)
+    return Requests(inputs, cached, outputs + thinking, thinking, np.full(count, 1.0 / max(count, 1)))
+
+
+def _luck(hits: PrefixHits, rng: np.random.Generator, inputs: Floats, *, traced: Floats, replicas: int) -> Floats:
+    """Cached tokens request by request: what lies deeper than the first block is on this replica or it is not."""
+    if hits.routing == "affinity" or replicas == 1 or not hits.traced:
+        return _cached(hits, inputs, traced, replicas)
     here = rng.random(len(inputs)) * replicas < 1
-    with_history = _cached(replace(hits, routing="affinity"), inputs, history, traced, 1)
-    without = _cached(hits, inputs, history, traced, 1_000_000_000)
-    return np.where(here, with_history, without)
+    return np.where(
+        here,
+        _cached(replace(hits, routing="affinity"), inputs, traced, 1),
+        _cached(hits, inputs, traced, 1_000_000_000),
+    )
 
 
 def trace_lengths(summary: TraceSummary) -> JointLengths:
@@ -248,13 +300,6 @@ def trace_lengths(summary: TraceSummary) -> JointLengths:
         rows=rows,
         longest_row=float(summary.input.max + summary.output.max),
     )
-
-
-def busiest_minute(trace: TraceSummary | None) -> float | None:
-    """Requests per second in a trace's busiest minute (its mean, where it is shorter), which is what a rate means."""
-    if trace is None or trace.rate_per_s is None:
-        return None
-    return trace.rate_per_s * trace.peak_to_mean.get("60s", 1.0)
 
 
 def class_load(
@@ -301,15 +346,14 @@ def class_load(
     if rate is None:
         rate = busiest_minute(trace) or 1.0
     own = traffic.slo if traffic.slo is not None else tuple(slos)
-    cv = traffic.arrivals.cv
-    if traffic.arrivals.process == "replay" and trace is not None:
-        cv = max(1.0, trace.interarrival_cv or 1.0)
     return ClassLoad(
         name=traffic.name,
         rate_per_s=rate,
         lengths=lengths,
         hits=hits,
-        arrivals_cv=cv,
+        # Of a replayed trace: its busiest minute as a Poisson stream. The CV of a whole trace's gaps mixes the pace of
+        # its hours; what its bursts ask for, a replay says.
+        arrivals_cv=traffic.arrivals.cv,
         slos=own,
         priority=traffic.priority,
         trough_ratio=traffic.trough,

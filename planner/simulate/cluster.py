@@ -71,10 +71,13 @@ class Pool:
     def arrive(self, r: Request, now_s: float) -> bool:
         """Route one request. False where no replica lives."""
         reps = self.replicas
+        s = r.session if self.spec.role != "decode" else None
         if len(reps) == 1:
             i = 0
             if not reps[0].alive:
                 return False
+        elif s is not None and s.home is not None and reps[s.home].alive:
+            i = s.home
         elif self.routing == "round-robin":
             for _ in reps:
                 i = self.turn
@@ -92,6 +95,8 @@ class Pool:
                     best, i = rep.load, j
             if i < 0:
                 return False
+        if s is not None and s.sticky:
+            s.home = i
         rep = reps[i]
         rep.advance(now_s)
         rep.arrive(r, now_s)
@@ -114,6 +119,13 @@ class Pool:
             dead.alive = True
 
     @property
+    def next_event_s(self) -> float:
+        """Not after the next end of a segment, at no cost: what is noted may have been overtaken."""
+        if len(self.replicas) == 1:
+            return self.replicas[0].end_s
+        return self._ends[0][0] if self._ends else INF
+
+    @property
     def next_end_s(self) -> float:
         return min((rep.end_s for rep in self.replicas), default=INF)
 
@@ -133,12 +145,13 @@ class Cluster:
         self.pools = pools
         self.handover = handover
         self.ledger = ledger
+        self._events: list[tuple[float, int, int]] = []
         self._moving: list[tuple[float, int, Request]] = []
         self.stranded = 0
 
     def run(self, arrivals: Iterator[Request], failures: tuple[Failure, ...], *, horizon_s: float = INF) -> None:
         """Every arrival to its end, or to the horizon."""
-        events = sorted(
+        events = self._events = sorted(
             [(f.at_s, 0, f.pool) for f in failures]
             + [(f.at_s + f.reload_s, 1, f.pool) for f in failures if f.reload_s < INF]
         )
@@ -168,6 +181,26 @@ class Cluster:
         for pool in self.pools:
             for rep in pool.replicas:
                 rep.advance(min(horizon_s, 1e18))
+
+    def in_order(self) -> None:
+        """Arrivals will depend on completions: no replica may run behind the others."""
+        for pool in self.pools:
+            pool.lazy = False
+
+    @property
+    def next_event_s(self) -> float:
+        """Nothing is done before this time; infinite where nothing runs."""
+        ahead = min(pool.next_event_s for pool in self.pools)
+        return min(ahead, self._moving[0][0]) if self._moving else ahead
+
+    def step(self, until_s: float) -> None:
+        """Everything up to `until_s`, between arrivals."""
+        while self._events and self._events[0][0] <= until_s:
+            self._event(self._events.pop(0))
+        if self.handover is not None:
+            self._move_until(until_s)
+        for pool in self.pools:
+            pool.advance(until_s)
 
     def _event(self, event: tuple[float, int, int]) -> None:
         at, kind, index = event

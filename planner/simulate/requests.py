@@ -3,11 +3,41 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 BINS_PER_E = 200
 """Gap histogram resolution: 200 bins per factor e, half a per cent each."""
+
+
+class Session:
+    """One conversation. Mutable: what it is at its current turn."""
+
+    __slots__ = (
+        "answer", "cls", "history", "home", "last", "looked", "number", "prompt", "stated", "sticky", "turn", "warm",
+    )  # fmt: skip
+
+    def __init__(self, number: int, cls: int, last: int, *, sticky: bool, warm: bool) -> None:
+        self.number = number
+        self.cls = cls
+        self.turn = 1
+        self.last = last
+        """Its last turn."""
+        self.history = 0
+        """Tokens of its earlier turns, thinking left out, that the next prompt begins with."""
+        self.prompt = 0
+        self.answer = 0
+        """Tokens of the answer that the next prompt holds."""
+        self.stated = 0
+        """Prompt tokens of the current turn that hit wherever it goes: a shared prefix."""
+        self.looked = False
+        """Whether the current turn's hits are counted."""
+        self.sticky = sticky
+        """Whether routing brings it back to its replica."""
+        self.home: int | None = None
+        """Its replica of the entry pool."""
+        self.warm = warm
+        """Whether its history is looked for at all."""
 
 
 class Request:
@@ -15,7 +45,7 @@ class Request:
 
     __slots__ = (
         "arrival_s", "base", "cached", "cls", "first_s", "host_s", "index", "input", "joined", "last_s", "lost",
-        "output", "prefilled", "slope", "thinking", "todo", "tokens",
+        "output", "prefilled", "session", "slope", "thinking", "todo", "tokens",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0917 (one call per request, on the hot path)
@@ -28,6 +58,8 @@ class Request:
         self.cached = cached
         self.output = output
         self.thinking = thinking
+        self.session: Session | None = None
+        """Of a turn of a conversation whose next turn follows this one."""
         self.first_s = -1.0
         """When its first token left; -1 before."""
         self.last_s = -1.0
@@ -76,10 +108,15 @@ class Ledger:
     """By batch and class: histogram bin -> gaps."""
     gap_sums: list[list[list[float]]] = field(default_factory=list)
     """By batch and class: count, seconds."""
+    history: list[list[float]] = field(default_factory=list)
+    """By class, of turns with a history that arrived in the measured time: its tokens, those found in the cache."""
+    follow: Callable[[Request, float], None] | None = None
+    """Called with every finished turn of a session and when its client has the answer."""
 
     def __post_init__(self) -> None:
         self.gaps = [[{} for _ in range(self.classes)] for _ in range(self.batches)]
         self.gap_sums = [[[0.0, 0.0] for _ in range(self.classes)] for _ in range(self.batches)]
+        self.history = [[0.0, 0.0] for _ in range(self.classes)]
 
     def batch_of(self, time_s: float) -> int:
         """Batches are equal stretches of the measured time."""
@@ -101,6 +138,14 @@ class Ledger:
         self.output.append(r.output)
         self.cls.append(r.cls)
         self.tokens_lost += r.lost
+        if r.session is not None and self.follow is not None:
+            self.follow(r, now_s)
+
+    def look(self, r: Request, history_tokens: int, found_tokens: int) -> None:
+        """A turn looked for its history."""
+        if self.warm_s <= r.arrival_s <= self.end_s:
+            self.history[r.cls][0] += history_tokens
+            self.history[r.cls][1] += found_tokens
 
     def reject(self, r: Request) -> None:
         self.rejected += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
@@ -23,6 +23,7 @@ from planner.simulate.cluster import Cluster, Failure, Pool
 from planner.simulate.engine import INF
 from planner.simulate.gauge import NOTHING
 from planner.simulate.requests import BINS_PER_E, Ledger, Request
+from planner.simulate.sessions import conversations
 
 Floats = NDArray[np.float64]
 BATCHES = 10
@@ -106,6 +107,8 @@ class ClassSample:
     goodput_ratio: float
     """Requests that met all their promises jointly, of all that arrived in the measured time; an ITL limit is held
     against the request's mean gap."""
+    history_hit_ratio: float | None = None
+    """Of the tokens of sessions' earlier turns, those found in the cache; none where no turn had a history."""
 
     def value(self, metric: str, stat: str) -> float:
         """`("ttft", "p99")` and so on; NaN where nothing was measured."""
@@ -191,6 +194,7 @@ class SimResult:
                     "name": c.name,
                     **{m: {s: _plain(c.value(m, s)) for s in stats} for m in ("ttft", "itl", "tpot", "e2e", "ttfa")},
                     "goodput_ratio": c.goodput_ratio,
+                    **({"history_hit_ratio": c.history_hit_ratio} if c.history_hit_ratio is not None else {}),
                     "requests": len(c.ttft_s),
                 }
                 for c in self.classes
@@ -318,7 +322,23 @@ def _one(spec: SimSpec, seed: int, total_rate: float) -> tuple[Ledger, Cluster]:
         for p in spec.pools
     ]
     cluster = Cluster(pools, spec.handover, ledger)
-    cluster.run(_arrivals(spec, seed, end), spec.failures, horizon_s=INF if spec.horizon_s is None else spec.horizon_s)
+    horizon = INF if spec.horizon_s is None else spec.horizon_s
+    scaled = {i: c.at(c.rate_per_s * spec.rate_scale) for i, c in enumerate(spec.classes) if c.name not in spec.traces}
+    talking = {i: c for i, c in scaled.items() if c.has_sessions}
+    arrivals = _arrivals(spec, seed, end, without=talking)
+    if talking:
+        arrivals = conversations(
+            talking,
+            arrivals,
+            cluster,
+            others=[c for i, c in enumerate(spec.classes) if i not in talking],
+            seed=seed,
+            sharing=max(spec.pools[0].spec.replicas, spec.pools[0].replicas),
+            requests=spec.requests,
+            end_s=end if spec.traces else INF,
+            horizon_s=horizon,
+        )
+    cluster.run(arrivals, spec.failures, horizon_s=horizon)
     return ledger, cluster
 
 
@@ -334,12 +354,12 @@ def _length_s(trace: TraceReplay, spec: SimSpec) -> float:
     return ((last or 0.0) - (first or 0.0)) / (trace.pace * spec.rate_scale)
 
 
-def _arrivals(spec: SimSpec, seed: int, end_s: float) -> Iterator[Request]:
+def _arrivals(spec: SimSpec, seed: int, end_s: float, *, without: Container[int]) -> Iterator[Request]:
     """Every class's stream, merged in order of time; synthetic ones beside traces stop with the traces."""
     entry = spec.pools[0]
     replicas = max(entry.spec.replicas, entry.replicas)
     streams: list[Iterator[Request]] = []
-    made = [(i, c) for i, c in enumerate(spec.classes) if c.name not in spec.traces]
+    made = [(i, c) for i, c in enumerate(spec.classes) if c.name not in spec.traces and i not in without]
     if made:
         streams.append(
             synthetic(
@@ -406,6 +426,7 @@ def _class_sample(spec: SimSpec, index: int, ledgers: list[Ledger]) -> ClassSamp
     sums = tuple((b[index][0], b[index][1]) for ledger in ledgers for b in ledger.gap_sums)
     count = len(ttft) + missed
     batch_ids = batch.astype(np.int64)
+    history, found = (math.fsum(ledger.history[index][i] for ledger in ledgers) for i in (0, 1))
     return ClassSample(
         cls.name,
         ttft,
@@ -417,6 +438,7 @@ def _class_sample(spec: SimSpec, index: int, ledgers: list[Ledger]) -> ClassSamp
         gaps,
         sums,
         float(good.sum()) / count if count else math.nan,
+        found / history if history else None,
     )
 
 

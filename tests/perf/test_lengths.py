@@ -13,6 +13,7 @@ from planner.errors import UserError
 from planner.intent.document import Lengths, TrafficClass
 from planner.intent.traces import TraceRow, summarise
 from planner.perf.lengths import Constant, Lognormal, distribution, normal_cdf
+from planner.perf.sessions import History
 from planner.perf.traffic import ClassLoad, PrefixHits, class_load, trace_lengths
 
 
@@ -108,9 +109,35 @@ def test_sessions_grow_the_prompt_and_hit_where_routing_returns() -> None:
     assert mean_hit(c, 8) == pytest.approx(1800 / 2800, rel=0.01)
     spread = chat(sessions={"turns": 4}, prefix_cache={"shared_tokens": 1, "routing": "round-robin"})
     assert mean_hit(spread, 1) == pytest.approx(mean_hit(c, 1), rel=0.01)
-    assert mean_hit(spread, 8) == pytest.approx(mean_hit(c, 1) / 8, rel=0.05)
+    # A turn's last one was on the same of 8 replicas with p = 1/8; else an earlier one, two turns back, may have been.
+    # In histories of one turn: turn 2 finds p, turn 3 finds 2p + pq, turn 4 finds 3p + 2pq + pqq, of 1, 2 and 3.
+    p, q = 1 / 8, 7 / 8
+    found = (p + (2 * p + p * q) + (3 * p + 2 * p * q + p * q * q)) / 6
+    assert mean_hit(spread, 8) == pytest.approx(mean_hit(c, 1) * found, rel=0.02)
     sample = spread.sample(np.random.default_rng(2), 50_000, replicas=8)
     assert sample.cached_tokens.mean() / sample.input_tokens.mean() == pytest.approx(mean_hit(spread, 8), rel=0.06)
+
+
+def test_turns_find_their_history_or_nothing_of_it() -> None:
+    # Constant lengths, two turns: half of the requests have a history of 1,200 tokens, which 30% of them lost.
+    c = chat(sessions={"turns": 2}, prefix_cache={"shared_tokens": 1, "routing": "affinity"})
+    g = c.grid(history=History((0.7,)))
+    by_hit = {
+        (float(i), float(x)): float(w) for i, x, w in zip(g.input_tokens, g.cached_tokens, g.weights, strict=True)
+    }
+    # The last token of the answer was never fed back, so its block is not whole.
+    assert by_hit == pytest.approx({(1000.0, 0.0): 0.5, (2200.0, 1184.0): 0.35, (2200.0, 0.0): 0.15})
+    apart = c.grid(history=History((0.7,), answers=False))
+    assert apart.cached_tokens.max() == 992  # the prompt of turn 1 alone
+    cold = c.cold().grid(history=History((0.7,)))
+    assert not cold.cached_tokens.any()
+
+
+def test_thinking_is_dropped_from_the_history() -> None:
+    c = chat(thinking=500, sessions={"turns": 2}, prefix_cache={"shared_tokens": 1, "routing": "affinity"})
+    g = c.grid()
+    assert g.input_tokens.max() == 2200
+    assert g.cached_tokens.max() == 992
 
 
 def test_fractional_turns_have_the_right_prompt() -> None:

@@ -186,17 +186,14 @@ def _with_traces(loaded: Loaded, folder: Path, words: Words) -> Loaded:
                 continue
             path = folder / cls.trace
             paths[service.name, cls.name] = path
-            read = cls.model_copy(
-                update={
-                    "trace": Path(cls.trace).name if Path(cls.trace).is_absolute() else cls.trace,
-                    "trace_summary": summarise_file(path),
-                }
-            )
+            summary = summarise_file(path)
+            shown = Path(cls.trace).name if Path(cls.trace).is_absolute() else cls.trace
+            read = cls.model_copy(update={"trace": shown, "trace_summary": summary})
             # A trace on the command line and nothing said of rate or arrivals: serve just that traffic.
             asked = words.trace is not None and "arrivals" not in cls.model_fields_set and cls.rate is None
-            if asked and loaded.intent.objective != "throughput" and read.trace_summary.peak_to_mean.get("60s"):
+            if asked and loaded.intent.objective != "throughput" and summary.peak_to_mean.get("60s"):
                 read = read.model_copy(update={"arrivals": Arrivals(process="replay")})
-                assumed.append(f"arrivals as in {read.trace}, at its own pace")
+                assumed.append(f"arrivals as in {shown}, at its own pace")
             classes.append(_replayed(read, path))
         services.append(service.model_copy(update={"traffic": tuple(classes)}))
     return Loaded(loaded.intent.model_copy(update={"services": tuple(services)}), tuple(assumed), paths)

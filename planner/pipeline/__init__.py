@@ -8,6 +8,7 @@ Each arrow is a function from frozen values to frozen values; nothing is filled 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from planner.errors import UserError
 from planner.intent.document import Intent
@@ -25,6 +26,8 @@ def make_plan(question: Question, *, verify: bool = True, progress: Callable[[st
     Raises UserError: exit code 3 where there is no plan (with the rules that clash), 5 where the time limit came first.
     """
     from planner.candidates import candidates, predict
+    from planner.pipeline.bursts import replayed, without_bounds
+    from planner.pipeline.days import simulated_days
     from planner.pipeline.lift import lifted
     from planner.pipeline.places import placed
     from planner.pipeline.verify import Check, Settled, settled
@@ -43,7 +46,15 @@ def make_plan(question: Question, *, verify: bool = True, progress: Callable[[st
     progress("solving")
     try:
         if verify:
-            answer = lifted(question, settled(question, solved, progress=progress), solved)
+            seen = replayed(question)
+            answer = lifted(
+                question, settled(question, solved, cuts=seen.cuts, lifts=seen.lifts, progress=progress), solved
+            )
+            answer = replace(
+                answer,
+                solution=without_bounds(answer.solution, answer.checked.replayed),
+                checked=replace(answer.checked, days=simulated_days(question, answer)),
+            )
         else:
             answer = Settled(solved((), (), True), Check())
     except UserError as e:

@@ -24,6 +24,7 @@ from planner.plan.solution import ChosenPool, ChosenService, Solution
 from planner.simulate.run import simulate, verdicts
 from planner.solve.explain import MOST_EXPLAINED
 from planner.solve.question import Lift
+from planner.solve.scale import each_rps
 
 FIRST = frozenset({"ttft", "e2e", "ttfa"})
 """Metrics that hold the time to the first token: their closed form is on the safe side."""
@@ -139,7 +140,7 @@ def rates_between(low: float, top: float, *, total_rps: float) -> tuple[float, .
     [2.1, 2.2, 2.3, 2.4, 2.5, 2.6, 2.7, 2.8]
     """
     fewest, most = math.ceil(total_rps / top), math.floor(total_rps / low)
-    shared = [total_rps / n for n in range(fewest, most + 1)] if most - fewest <= MOST_COUNTS else []
+    shared = [each_rps(total_rps, n) for n in range(fewest, most + 1)] if most - fewest <= MOST_COUNTS else []
     grid = [low + (top - low) * k / STEPS for k in range(1, STEPS)]
     # To nine digits, so that a rate found both ways is asked about once.
     return tuple(sorted({float(f"{r:.9g}") for r in (*shared, *grid) if low * (1 + 1e-9) < r < top} | {top}))

@@ -134,8 +134,7 @@ def replay(
                 ),
                 classes=classes,
                 handover=handover_of(ask, *candidates) if len(unit) == 2 else None,
-                requests=requests
-                or (WHOLE if traces else max(10_000, 1_000 * sum(p.replicas for p in unit))),
+                requests=requests or (WHOLE if traces else max(10_000, 1_000 * sum(p.replicas for p in unit))),
                 seeds=seeds if len(traces) < len(classes) else seeds[:1],
                 rate_scale=rate_scale,
                 traces=traces,

@@ -14,7 +14,8 @@ from types import MappingProxyType
 from planner.candidates import handover_of, pool_spec
 from planner.candidates.ask import Ask
 from planner.pipeline.question import Question
-from planner.pipeline.traces import WHOLE, share_of, traces_of
+from planner.pipeline.traces import WHOLE, replaying, share_of, traces_of
+from planner.plan.baddays import Day, Seen
 from planner.plan.pools import pool_classes
 from planner.plan.solution import ChosenPool, ChosenService, Solution
 from planner.simulate.run import (
@@ -29,6 +30,7 @@ from planner.simulate.run import (
 )
 from planner.simulate.sizing import smallest_count
 from planner.solve.question import Cut, Lift
+from planner.solve.scale import each_rps
 from planner.units import show_time
 
 REQUESTS = 4000
@@ -58,6 +60,10 @@ class Check:
     """Promises that it puts past their limit, but by less than its own confidence."""
     lifts: tuple[Lift, ...] = ()
     """What is planned for more than the closed form would have let it carry."""
+    replayed: tuple[str, ...] = ()
+    """Services whose whole trace was replayed."""
+    days: Mapping[Day, Seen] = field(default_factory=dict)
+    """Bad days as the simulation sees them, where the closed form does not vouch for a pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,8 @@ def check(question: Question, solution: Solution, *, rounds: int) -> Check:
             if words:
                 failed += words
                 cuts += _cuts(ask, service, unit, traces)
-    return Check(rounds, tuple(cuts), figures, tuple(failed), tuple(doubts))
+    replayed = tuple(a.name for a in question.asks if replaying(a, [n for n, _ in a.rates]))
+    return Check(rounds, tuple(cuts), figures, tuple(failed), tuple(doubts), replayed=replayed)
 
 
 def units(service: ChosenService) -> tuple[tuple[ChosenPool, ...], ...]:
@@ -215,9 +222,7 @@ def _unlimited(
                     figures[key] = value
 
 
-def _cuts(
-    ask: Ask, service: ChosenService, unit: Sequence[ChosenPool], traces: Mapping[str, TraceReplay]
-) -> list[Cut]:
+def _cuts(ask: Ask, service: ChosenService, unit: Sequence[ChosenPool], traces: Mapping[str, TraceReplay]) -> list[Cut]:
     def kept(more: Sequence[ChosenPool], ratio: float) -> bool:
         result, found = _simulate(ask, more, traces, rate_ratio=ratio)
         return not any(fails(v, exact=replayed) for v in found) and (replayed or not grows(result))
@@ -229,13 +234,14 @@ def _cuts(
         count = smallest_count(
             lambda n: kept([replace(pool, replicas=n)], 1.0), start=pool.replicas + 1, most=2 * pool.replicas + 8
         )
-        return [Cut(service.name, pool.candidate.key, pool.rate_rps / count if count else 0.0)]
+        rate = each_rps(pool.rate_rps, count) if count else 0.0
+        return [Cut(service.name, pool.candidate.key, rate, pool.candidate.class_names)]
     holds = 0.0
     for ratio in LOWER:
         if kept(unit, ratio):
             holds = ratio
             break
-    return [Cut(service.name, p.candidate.key, holds * p.rate_rps / p.replicas) for p in unit]
+    return [Cut(service.name, p.candidate.key, holds * p.rate_rps / p.replicas, p.candidate.class_names) for p in unit]
 
 
 def grows(result: SimResult) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version as package_version
 from typing import Protocol
 
-from planner.candidates import pool_spec
 from planner.candidates.ask import Ask
 from planner.candidates.margins import measured_as, model_seen
 from planner.catalog.engines import find_engine
@@ -19,7 +18,7 @@ from planner.intent.platform import Platform
 from planner.perf.bands import Promise, band_entry, odds
 from planner.perf.calibration import calibration_for
 from planner.plan import document as doc
-from planner.plan.baddays import Running, bad_days
+from planner.plan.baddays import bad_days, running_pools
 from planner.plan.models import embedded
 from planner.plan.pools import BuiltPool, Checked, build_pool, graph_sizes_max, per_node
 from planner.plan.services import service_document
@@ -73,11 +72,11 @@ def assemble(asked: Asked, solution: Solution, checked: Checked) -> doc.Plan:
     return doc.Plan(
         planner_version=package_version("llm-deployment-planner"),
         status=solution.status,
-        verification=_verification(checked),
+        verification=_verification(checked, len(services)),
         totals=totals,
         change=_change(asked.today, services, totals),
         services=tuple(services),
-        bad_days=bad_days([_running(p, pools) for p in pools if p.chosen.candidate.role == "aggregated"]),
+        bad_days=bad_days([r for _, r in running_pools(by_name, solution)], checked.days),
         decide=_decide(asked, services),
         defaults=asked.assumed,
         assumed=_assumed(by_name, services),
@@ -108,16 +107,22 @@ def assemble(asked: Asked, solution: Solution, checked: Checked) -> doc.Plan:
 # ---------------------------------------------------------------- the rest
 
 
-def _verification(checked: Checked) -> doc.Verification:
+def _verification(checked: Checked, services: int) -> doc.Verification:
     if not checked.rounds:
         return doc.Verification(by="none", note="the event simulation was skipped (--no-verify)")
     rounds = "1 round" if checked.rounds == 1 else f"{checked.rounds} rounds"
     note = f"one replica of each pool under thinned arrivals, {rounds}"
+    if checked.replayed:
+        whole = f"the whole trace of {', '.join(checked.replayed)} over all its replicas"
+        note = f"{whole}, {rounds}" if len(checked.replayed) == services else f"{whole}; the rest: {note}"
     for x in checked.lifts:
-        note += (
-            f"; {x.service} is planned for the {show_rate(x.rate_rps)} a replica that the simulation finds within "
-            f"every promise ({show_rate(x.closed_rps)} in closed form)"
-        )
+        if x.service in checked.replayed:
+            note += f"; {x.service} takes as few replicas as keep every promise through its trace's bursts"
+        else:
+            note += (
+                f"; {x.service} is planned for the {show_rate(x.rate_rps)} a replica that the simulation finds within "
+                f"every promise ({show_rate(x.closed_rps)} in closed form)"
+            )
     return doc.Verification(by="simulation", rounds=checked.rounds, note=note, failed=checked.failed)
 
 
@@ -181,10 +186,13 @@ def _assumed(asks: Mapping[str, Ask], services: Sequence[doc.ServiceDoc]) -> tup
                 name = f"{s.name} {c.name}" if c.name != "default" else s.name
                 rate = math.fsum(d.rate for d in docs)
                 source = f" ({c.rate_source})" if c.rate_source else (" busiest minute" if c.rate else " carried")
+                arrivals = {"poisson": "Poisson arrivals", "replay": f"arrivals as in {c.trace}"}.get(
+                    c.arrivals.process, f"gaps of CV {c.arrivals.cv:g} arrivals"
+                )
                 found.append(
                     f"{name} {show_rate(rate)}{source}, "
                     f"{docs[0].input_mean_tokens:,.0f}/{docs[0].output_mean_tokens:,.0f} tokens, "
-                    f"{'Poisson' if c.arrivals.process == 'poisson' else f'gaps of CV {c.arrivals.cv:g}'} arrivals"
+                    f"{arrivals}"
                 )
     return tuple(found)
 
@@ -220,25 +228,6 @@ def _measure_first(services: Sequence[doc.ServiceDoc]) -> tuple[str, ...]:
                 f"{s.name} {name.upper()} {stat} at {p.running_mean:.0f} running ({show_time(f.value)} planned)"
             )
     return tuple(found)
-
-
-def _running(p: BuiltPool, every: Sequence[BuiltPool]) -> Running:
-    c = p.chosen.candidate
-    pool = p.ask.pool(c.fleet_pool)
-    node = per_node(pool)
-    used = sum(o.document.gpus for o in every if o.document.fleet_pool == c.fleet_pool)
-    spare = (pool.nodes - pool.reserved_nodes) * node - used
-    return Running(
-        service=p.ask.name,
-        pool=p.document.name,
-        spec=pool_spec(p.ask, c),
-        classes=p.classes,
-        replicas=p.chosen.replicas,
-        lost_with_node=max(1, min(p.chosen.replicas, node // c.gpus)),
-        reload_s=c.memory.weights_bytes * min(c.gpus, node) / pool.storage_bandwidth + 60.0,
-        max_model_len=c.caps.max_model_len,
-        surge=spare >= c.gpus,
-    )
 
 
 def _committed(fleet: Fleet, pool: doc.PoolDoc) -> bool:

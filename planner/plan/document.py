@@ -15,7 +15,7 @@ from planner.documents import Strict
 from planner.intent.document import Intent
 from planner.intent.fleet import Fleet
 from planner.intent.platform import Platform
-from planner.units import Bytes, BytesOrZero, DollarsPerHour, PerSecond, Seconds, Watts
+from planner.units import Bytes, BytesOrZero, DollarsPerHour, PerSecond, Seconds, Watts, show_time
 
 Status = Literal["optimal", "feasible"]
 Role = Literal["aggregated", "prefill", "decode"]
@@ -34,6 +34,13 @@ class Figure(Strict):
     method: str
     simulated: Seconds | None = None
     """The same figure by event simulation, where it was run."""
+
+    @property
+    def checked_by(self) -> str:
+        """The method, and what the simulation measured where that is another figure."""
+        if self.simulated is None or self.simulated == self.value:
+            return self.method
+        return f"{self.method}; simulated {show_time(self.simulated)}"
 
 
 class ShapeDoc(Strict):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from planner.candidates import pool_spec
 from planner.candidates.ask import Ask
@@ -22,6 +22,9 @@ from planner.plan.solution import ChosenPool, ChosenService
 from planner.plan.text import sig
 from planner.units import show_time
 
+if TYPE_CHECKING:
+    from planner.plan.baddays import Day, Seen
+
 
 class Checked(Protocol):
     """What the simulation said."""
@@ -36,6 +39,10 @@ class Checked(Protocol):
     def doubts(self) -> tuple[str, ...]: ...
     @property
     def lifts(self) -> Sequence[Lifted]: ...
+    @property
+    def replayed(self) -> Sequence[str]: ...
+    @property
+    def days(self) -> Mapping[Day, Seen]: ...
 
 
 class Lifted(Protocol):
@@ -80,7 +87,7 @@ def build_pool(ask: Ask, service: ChosenService, chosen: ChosenPool, checked: Ch
         chunk_tokens=c.caps.max_num_batched_tokens,
     )
     document = doc.PoolDoc(
-        name=_pool_name(service, chosen, index),
+        name=pool_name(service, chosen, index),
         role=c.role,
         fleet_pool=c.fleet_pool,
         gpu=d.hardware.gpu_id,
@@ -138,7 +145,8 @@ def graph_sizes_max(max_num_seqs: int, tokens_per_sequence: int = 1) -> int:
     return -(-tokens // step) * step
 
 
-def _pool_name(service: ChosenService, chosen: ChosenPool, index: int) -> str:
+def pool_name(service: ChosenService, chosen: ChosenPool, index: int) -> str:
+    """The service's own name where it has one pool, else with the role or a letter."""
     if len(service.pools) == 1:
         return service.name
     if chosen.candidate.role != "aggregated":
@@ -179,9 +187,20 @@ def class_document(ask: Ask, chosen: ChosenPool, c: ClassLoad, checked: Checked)
     told = [p for p in chosen.predictions if p.class_name == c.name and math.isfinite(p.value_s) and p.value_s > 0]
     simulated = {p.metric: checked.figures.get((ask.name, chosen.candidate.key, c.name, p.metric)) for p in told}
     # A closed form that says a kept promise is broken is known to be too high: the simulation's figures stand for it.
-    over = {p.metric.partition(".")[0] for p in told if _too_high(p, limits.get(p.metric), simulated[p.metric])}
+    # So they do where a trace was replayed: no closed form knows its bursts.
+    played = ask.name in checked.replayed and any(
+        x.name == c.name and x.arrivals.process == "replay" for x in ask.service.traffic
+    )
+    over = {
+        p.metric.partition(".")[0] for p in told if played or _too_high(p, limits.get(p.metric), simulated[p.metric])
+    }
     figures = [
-        _figure(p, limits.get(p.metric), simulated[p.metric], from_simulation=p.metric.partition(".")[0] in over)
+        _figure(
+            p,
+            limits.get(p.metric),
+            simulated[p.metric],
+            instead=("replay of the trace" if played else "simulation") if p.metric.partition(".")[0] in over else None,
+        )
         for p in told
     ]
     return doc.ClassDoc(
@@ -197,11 +216,11 @@ def _too_high(p: Prediction, limit: float | None, simulated: float | None) -> bo
     return limit is not None and simulated is not None and p.value_s > limit >= simulated
 
 
-def _figure(p: Prediction, limit: float | None, simulated: float | None, *, from_simulation: bool) -> doc.Figure:
+def _figure(p: Prediction, limit: float | None, simulated: float | None, *, instead: str | None) -> doc.Figure:
     seen = None if simulated is None or not math.isfinite(simulated) or simulated <= 0 else simulated
     closed, value, method = p.value_s, p.value_s, p.method
-    if from_simulation and seen is not None:
-        value, method = seen, f"simulation; closed form {show_time(sig(closed))}"
+    if instead is not None and seen is not None:
+        value, method = seen, f"{instead}; closed form {show_time(sig(closed))}"
     return doc.Figure(
         metric=p.metric,
         value=sig(value),

@@ -185,9 +185,9 @@ def _slos(plan: Plan, width: int) -> str:
                         continue
                     shown = f"{show_time(f.value)} ({show_time(f.low)}-{show_time(f.high)})"
                     verdict = "" if f.limit is None else ("meets" if f.value <= f.limit else "MISSES")
-                    by = f.method + (f"; simulated {show_time(f.simulated)}" if f.simulated is not None else "")
                     limit = show_time(f.limit) if f.limit is not None else "-"
-                    rows.append((*([who] if several else []), figure_name(f.metric), limit, shown, verdict, by))
+                    cells = (figure_name(f.metric), limit, shown, verdict, f.checked_by)
+                    rows.append((*([who] if several else []), *cells))
     headers = ("SLO", *([""] if several else []), "limit", "plan (80% band)", "", "by")
     return table(headers, rows, width=width, right=(2 if several else 1,))
 

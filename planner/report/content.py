@@ -157,11 +157,6 @@ def _verdict(f: Figure) -> str:
     return f"meets, {slack:.0%} slack" + ("" if f.high <= f.limit else "; band reaches past it")
 
 
-def checked_by(f: Figure) -> str:
-    """The method, and what the simulation measured."""
-    return f.method + (f"; simulated {show_time(f.simulated)}" if f.simulated is not None else "")
-
-
 def slo_rows(plan: Plan) -> list[Row]:
     """Each promise beside its prediction."""
     return [
@@ -171,7 +166,7 @@ def slo_rows(plan: Plan) -> list[Row]:
             show_time(p.figure.value),
             f"{show_time(p.figure.low)} to {show_time(p.figure.high)}",
             _verdict(p.figure),
-            checked_by(p.figure),
+            p.figure.checked_by,
         )
         for p in limited(plan)
     ]

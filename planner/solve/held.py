@@ -32,8 +32,8 @@ def broken(question: Question, pools: Mapping[str, Sequence[ChosenPool]]) -> tup
                 for p in pool.predictions
                 if (p.class_name, p.metric) in limits
             ):
-                key = pool.candidate.key
-                before = sum(c.service == ask.name and c.key == key for c in question.cuts)
+                key, group = pool.candidate.key, pool.candidate.class_names
+                before = sum((c.service, c.key, c.class_names) == (ask.name, key, group) for c in question.cuts)
                 rate = pool.rate_rps / pool.replicas
-                found.append(Cut(ask.name, key, rate * _LESS if before < MOST_CUTS else 0.0))
+                found.append(Cut(ask.name, key, rate * _LESS if before < MOST_CUTS else 0.0, group))
     return tuple(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -151,13 +152,14 @@ def _lifted(candidate: Candidate, lift: Lift, *, planned_rps: float, degraded_rp
 
 def with_cuts(candidates: Sequence[Candidate], cuts: Sequence[Cut]) -> list[Candidate]:
     """Candidates with the rates that the simulation allowed them."""
-    most: dict[tuple[str, str], float] = {}
+    most: dict[tuple[str, str, tuple[str, ...]], float] = {}
     for cut in cuts:
-        most[cut.service, cut.key] = min(cut.most_rps, most.get((cut.service, cut.key), cut.most_rps))
+        key = (cut.service, cut.key, cut.class_names)
+        most[key] = min(cut.most_rps, most.get(key, cut.most_rps))
     found = []
     for c in candidates:
-        limit = most.get((c.service, c.key))
-        if limit is not None and limit < max(c.load.planned_rps, c.load.degraded_rps):
+        limit = min(most.get((c.service, c.key, group), math.inf) for group in ((), c.class_names))
+        if limit < max(c.load.planned_rps, c.load.degraded_rps):
             load = replace(
                 c.load,
                 planned_rps=min(c.load.planned_rps, limit),

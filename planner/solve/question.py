@@ -24,6 +24,8 @@ class Cut:
     service: str
     key: str
     most_rps: float
+    class_names: tuple[str, ...] = ()
+    """As replicas of this class group; none: of any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,15 @@ def demand_urps(rate_rps: float) -> int:
     return max(1, min(LARGEST, math.ceil(rate_rps * PER_RPS - _HAIR)))
 
 
+def each_rps(total_rps: float, replicas: int) -> float:
+    """What one of so many replicas carries, rounded up to the next integer: together they carry the total.
+
+    >>> each_rps(20.0, 3)
+    6.666667
+    """
+    return math.ceil(demand_urps(total_rps) / replicas) / PER_RPS
+
+
 def cost_udollars(dollars_per_hour: float) -> int:
     """Rounded to the nearest millionth of a dollar per hour: prices are decimal, and a cent is 10,000 of these."""
     return round(dollars_per_hour * PER_DOLLAR)

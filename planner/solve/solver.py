@@ -63,7 +63,7 @@ def solve(
         ),
         fleet=fleet,
         objective=objective,
-        cuts=tuple(sorted(cuts, key=lambda c: (c.service, c.key, c.most_rps))),
+        cuts=tuple(sorted(cuts, key=lambda c: (c.service, c.key, c.class_names, c.most_rps))),
         lifts=tuple(sorted(lifts, key=lambda x: (x.service, x.key, x.candidate.class_names))),
         baseline=tuple(sorted(baseline, key=lambda b: (b.service, b.key))),
         change_cost=change_cost,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -88,6 +88,9 @@ class LoadModel(ReplicaModel):
         rate = rate_per_s / self.pool.lockstep_ranks
         if rate_per_s >= self.lambda_max * 0.9999:
             return self._unstable(rate_per_s)
+        kept = self.at_rate(rate_per_s)
+        if kept is not self:
+            return replace(kept.evaluate(rate_per_s, metrics=metrics), lambda_max_per_s=self.lambda_max)
         run = self.running(rate)
         p = run.probabilities
         n = np.arange(len(p), dtype=np.float64)

@@ -10,16 +10,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import NormalDist
+from typing import Self
 
 import numpy as np
 
 from planner.perf.lengths import Floats
 from planner.perf.pool import PoolSpec
+from planner.perf.prefixes import Beside, Kept, PrefixModel, at_least, less
 from planner.perf.queue import Backlog, Running, backlog_chain, birth_death
 from planner.perf.ranks import Chunks, chunks_of, lockstep_step_s, longest_extra_s
+from planner.perf.sessions import History
 from planner.perf.table_math import along, attention_s, decode_s, prompt_attention_s, prompt_extra_s
 from planner.perf.traffic import ClassLoad, Requests
 
+_SETTLING = 12
+_TOLERANCE = 0.005
 LEVELS = 110
 """Of the backlog chain: its cost grows with their square."""
 
@@ -27,14 +32,30 @@ LEVELS = 110
 class ReplicaModel:
     """A replica and a class mix, prepared once for many rates: how many run, how much prompt waits."""
 
-    def __init__(self, pool: PoolSpec, classes: Sequence[ClassLoad]) -> None:
+    def __init__(self, pool: PoolSpec, classes: Sequence[ClassLoad], *, kept: Kept | None = None) -> None:
+        """`kept`: of sessions' histories, by the cache; without it, what it keeps at `lambda_max`."""
         assert classes
         total = math.fsum(c.rate_per_s for c in classes)
         assert total > 0
         self.pool = pool
         self.classes = tuple(classes)
         self.shares = tuple(c.rate_per_s / total for c in classes)
-        self.grids = tuple(c.grid(replicas=pool.replicas, cache_tokens=pool.cache_tokens) for c in classes)
+        self.prefixes: PrefixModel | None = None
+        histories: Sequence[History | None] = (None,) * len(self.classes)
+        most = None
+        if pool.role != "decode" and any(c.has_sessions and c.hits.warm for c in classes):
+            self.prefixes = PrefixModel(pool, classes, self.shares)
+            self._by_kept: dict[Kept, Self] = {}
+            self.settled = kept is not None
+            """Whether it stands for what is kept at one rate, not for any."""
+            if kept is None:
+                most, kept = self._most()
+            self.kept = kept
+            histories = self.prefixes.histories(kept)
+        self.grids = tuple(
+            c.grid(replicas=pool.replicas, cache_tokens=pool.cache_tokens, history=h)
+            for c, h in zip(self.classes, histories, strict=True)
+        )
         mixed = [
             np.concatenate([getattr(g, name) for g in self.grids])
             for name in ("input_tokens", "cached_tokens", "output_tokens", "thinking_tokens")
@@ -45,6 +66,63 @@ class ReplicaModel:
             1 + max(1.0, math.fsum(s * c.arrivals_cv**2 for s, c in zip(self.shares, self.classes, strict=True)))
         ) / 2
         self._prepare()
+        if most is not None:
+            self.lambda_max = most
+
+    def at_rate(self, rate_per_s: float) -> Self:
+        """The same replica with the histories that its cache keeps at this rate: itself where no class has sessions.
+
+        More hits leave more room, which keeps more: of the consistent answers the one with most hits, where a replica
+        goes that starts empty (bad days ask what it does with a cold cache). Looked for from above, and taken once
+        the cache keeps at least as much as assumed.
+        """
+        if self.prefixes is None or self.settled:
+            return self
+        rate = rate_per_s / self.pool.lockstep_ranks
+        assumed = self.prefixes.kept(rate, Beside(0.0, 0.0, 0.0))
+        for tried in range(_SETTLING):
+            model = self._with(assumed)
+            if rate_per_s >= model.lambda_max * 0.9999:
+                break
+            found = self.prefixes.kept(rate, model.beside_histories(rate))
+            if at_least(found, assumed):
+                return model
+            # After a few tries a little below what was found: more is then kept than assumed, which is safe.
+            assumed = less(found, assumed, steps=max(0, tried - 1))
+        return self._with(self.prefixes.never)
+
+    def beside_histories(self, rate_per_s: float) -> Beside:
+        """What this replica (rank) runs at a rate, which idle histories must leave room for."""
+        run = self.running(rate_per_s)
+        p, mean_n = run.probabilities, run.mean
+        n = np.arange(len(p), dtype=np.float64)
+        var_n = float(p @ n**2) - mean_n**2
+        if self.mean_steps == 0:
+            mean_n = var_n = 0.0
+        prompt_s = self.work(mean_n)[0]
+        prompts = min(rate_per_s * prompt_s, 1.0) * self.grid.mean(self.grid.input_tokens) / max(self.context, 1.0)
+        return Beside(
+            (mean_n + prompts) * self.kv_mean,
+            math.sqrt(mean_n * self.kv_var + var_n * self.kv_mean**2),
+            mean_n / rate_per_s + prompt_s,
+        )
+
+    def _with(self, kept: Kept) -> Self:
+        if kept not in self._by_kept:
+            self._by_kept[kept] = type(self)(self.pool, self.classes, kept=kept)
+        return self._by_kept[kept]
+
+    def _most(self) -> tuple[float, Kept]:
+        """lambda_max with the hits that are left at it, and what is kept there."""
+        assert self.prefixes is not None
+        low, high = self._with(self.prefixes.never).lambda_max, self._with(self.prefixes.always).lambda_max
+        while high - low > _TOLERANCE * high:
+            middle = (low + high) / 2
+            if middle < self.at_rate(middle).lambda_max * 0.9999:
+                low = middle
+            else:
+                high = middle
+        return low, self.at_rate(low).kept
 
     def _prepare(self) -> None:
         pool, g = self.pool, self.grid

@@ -198,46 +198,87 @@ def _grid(
         thinking = np.zeros_like(inputs)
         cached = _cached(hits, inputs, traced, replicas)
         return Requests(inputs, cached, outputs, thinking, weights / weights.sum())
-    numbers, turn_w = turn_shares(lengths.turns)
-    many = len(numbers) > 1
-    i_v, i_w = lengths.input.grid(12 if many else 20)
-    o_v, o_w = lengths.output.grid(10 if many else 14)
+    if history is not None:
+        return _session_grid(lengths, hits, held, history)
+    i, o, t, w = _own_lengths(lengths, 20, 14)
+    cached = _cached(hits, i, np.zeros_like(i), replicas)
+    if held < 1 and hits.shared_tokens:
+        cached = cached * held
+    return Requests(i, cached, o + t, t, w)
+
+
+def _own_lengths(lengths: JointLengths, inputs: int, outputs: int) -> tuple[Floats, Floats, Floats, Floats]:
+    """New prompt tokens, answers, thinking, weights."""
+    i_v, i_w = lengths.input.grid(inputs)
+    o_v, o_w = lengths.output.grid(outputs)
     t_v, t_w = lengths.thinking.grid(5) if lengths.thinking is not None else (np.zeros(1), np.ones(1))
-    if len(numbers) > 8:  # long sessions: a few turns stand for all
-        pick = np.unique(np.linspace(0, len(numbers) - 1, 8).round().astype(int))
+    i, o, t = (a.ravel() for a in np.meshgrid(i_v, o_v, t_v, indexing="ij"))
+    w = np.einsum("i,o,t->iot", i_w, o_w, t_w).ravel()
+    return i, o, t, w / w.sum()
+
+
+def _session_grid(lengths: JointLengths, hits: PrefixHits, held: float, history: History) -> Requests:
+    """Turns with what they find of their history.
+
+    Rows, not means: the few prompts that find nothing, and the long histories, make the percentiles of TTFT.
+    """
+    turn, earlier, turn_w = _turn_nodes(lengths)
+    found, shares = _returning(turn, earlier, lengths, history)
+    if not hits.warm:
+        found, shares = np.zeros((1, len(turn))), np.ones((1, len(turn)))
+    keep = shares > 0
+    earlier = np.broadcast_to(earlier, shares.shape)[keep]
+    found, turn_w = found[keep], (shares * turn_w)[keep]
+    i, o, t, w = _own_lengths(lengths, 10, 8)
+    prompt = i[:, None] + earlier[None, :]
+    stated = _stated(hits, prompt) * (held if hits.shared_tokens else 1.0) if hits.warm else np.zeros_like(prompt)
+    cached = _whole_blocks(np.maximum(stated, found[None, :]), prompt)
+    return Requests(
+        prompt.ravel(),
+        cached.ravel(),
+        np.repeat(o + t, len(found)),
+        np.repeat(t, len(found)),
+        (w[:, None] * turn_w[None, :] / turn_w.sum()).ravel(),
+    )
+
+
+def _turn_nodes(lengths: JointLengths) -> tuple[Floats, Floats, Floats]:
+    """Turn numbers, the tokens of the turns before, and weights; at most six turns stand for all.
+
+    A history is a sum of lengths: a gamma of its mean and variance, in three strata (lower 70%, next 25%, top).
+    """
+    numbers, turn_w = turn_shares(lengths.turns)
+    if len(numbers) > 6:
+        pick = np.unique(np.linspace(0, len(numbers) - 1, 6).round().astype(int))
         cell = np.abs(numbers[:, None] - numbers[pick][None, :]).argmin(axis=1)
         w = np.bincount(cell, weights=turn_w).astype(np.float64)
         numbers, turn_w = np.bincount(cell, weights=turn_w * numbers) / w, w
-    i, o, t, k = (a.ravel() for a in np.meshgrid(i_v, o_v, t_v, numbers, indexing="ij"))
-    w4 = np.einsum("i,o,t,k->iotk", i_w, o_w, t_w, turn_w).ravel()
-    # Earlier turns stand in the prompt at their mean size: their spread averages out over turns.
-    earlier = (k - 1) * (lengths.input.mean + lengths.output.mean)
-    prompt = i + earlier
-    w = w4 / w4.sum()
-    if many and history is not None and hits.warm:
-        plain = _stated(hits, prompt) * (held if hits.shared_tokens else 1.0)
-        found, shares = _returning(k, lengths, history)
-        cached = _whole_blocks(np.maximum(plain[None, :], found), prompt[None, :])
-        keep = shares > 0
-        row = np.broadcast_to(np.arange(len(w)), shares.shape)[keep]
-        return Requests(prompt[row], cached[keep], (o + t)[row], t[row], (shares * w[None, :])[keep])
-    cached = _cached(hits, prompt, np.zeros_like(prompt), replicas)
-    if held < 1 and hits.shared_tokens:
-        cached = cached * held
-    return Requests(prompt, cached, o + t, t, w)
+    i, o = lengths.input, lengths.output
+    mean = (numbers - 1) * (i.mean + o.mean)
+    variance = (numbers - 1) * (i.second_moment - i.mean**2 + o.second_moment - o.mean**2)
+    if not variance.any():
+        return numbers, mean, turn_w
+    z, z_w = np.array([-0.497, 0.978, 2.063]), np.array([0.7, 0.25, 0.05])  # means of a normal's strata
+    k = np.maximum(mean**2 / np.maximum(variance, 1e-9), 0.2)[:, None]
+    spread = np.maximum(1 - 1 / (9 * k) + z / (3 * np.sqrt(k)), 0.05) ** 3
+    nodes = mean[:, None] * spread / (spread @ z_w)[:, None]
+    first = numbers == 1
+    return (
+        np.concatenate([numbers[first], np.repeat(numbers[~first], 3)]),
+        np.concatenate([mean[first], nodes[~first].ravel()]),
+        np.concatenate([turn_w[first], (turn_w[~first, None] * z_w).ravel()]),
+    )
 
 
-def _returning(turn: Floats, lengths: JointLengths, history: History) -> tuple[Floats, Floats]:
-    """Tokens of its session that a turn finds, and how likely: as of the last turn, of earlier ones (mean), nothing.
-
-    Rows, not a mean: the few prompts that find nothing are what the percentiles of TTFT are made of.
-    """
-    i, o = lengths.input.mean, lengths.output.mean
+def _returning(turn: Floats, earlier: Floats, lengths: JointLengths, history: History) -> tuple[Floats, Floats]:
+    """Of `earlier` tokens those that a turn finds, and how likely: as the session stood at the last turn, at one before
+    (their mean), nothing."""
     back = np.arange(1, len(history.found) + 1, dtype=np.float64)[:, None]
     there = turn[None, :] - back
     chance = np.where(there > 1 - 1e-9, np.array(history.found)[:, None], 0.0)
     # The last token of an answer was never fed back: it is not in the cache.
-    tokens = there * (i + o) - (1.0 if history.answers else o)
+    tail = 1.0 if history.answers else lengths.output.mean
+    tokens = np.maximum(earlier * there / np.maximum(turn - 1, 1.0) - tail, 0.0)
     older = chance[1:].sum(axis=0)
     older_tokens = (chance[1:] * tokens[1:]).sum(axis=0) / np.maximum(older, 1e-12)
     shares = np.stack([chance[0], older, np.maximum(1 - chance[0] - older, 0.0)])
@@ -269,10 +310,12 @@ def _sample_turns(c: ClassLoad, rng: np.random.Generator, count: int, held: floa
     inputs, outputs, thinking = _lengths(lengths, rng, count)
     numbers, turn_w = turn_shares(lengths.turns)
     k = numbers[np.minimum(np.searchsorted(np.cumsum(turn_w), rng.random(count), side="right"), len(numbers) - 1)]
-    inputs = inputs + np.rint((k - 1) * (lengths.input.mean + lengths.output.mean))
+    # Earlier turns at their mean size.
+    earlier = np.rint((k - 1) * (lengths.input.mean + lengths.output.mean))
+    inputs = inputs + earlier
     cached = np.zeros(count)
     if hits.warm:
-        found, shares = _returning(k, lengths, history)
+        found, shares = _returning(k, earlier, lengths, history)
         which = (rng.random(count)[None, :] >= np.cumsum(shares, axis=0)[:2]).sum(axis=0)
         stated = np.where(rng.random(count) < (held if hits.shared_tokens else 1.0), _stated(hits, inputs), 0.0)
         cached = _whole_blocks(np.maximum(stated, found[which, np.arange(count)]), inputs)

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from planner.perf.firsttoken import first_token, first_token_ranked
 from planner.perf.lengths import Floats, normal_cdf
 from planner.perf.nodes import (
     exponential_nodes,
     gamma_quantile,
     level_nodes,
-    poisson3,
-    size_nodes,
     sorted_by,
     spread_nodes,
     strata_of,
 )
+from planner.perf.priority import ahead_of, slot_nodes
 from planner.perf.queue import Backlog, Running
 from planner.perf.replica import ReplicaModel
 from planner.perf.spread import Spread, spread
@@ -26,7 +26,6 @@ from planner.perf.traffic import Requests
 
 _Z = np.array([-2.33, -1.28, -0.67, 0.0, 0.67, 1.28, 2.33])
 _Z_WEIGHTS = np.array([0.04, 0.16, 0.2, 0.2, 0.2, 0.16, 0.04])
-_SUM_Z, _SUM_W = np.array([-1.1, 0.0, 1.65]), np.array([0.3, 0.5, 0.2])
 TTFT_SAFETY = 1.15
 """TTFT is stated a seventh longer than the chain says: with it nine of ten p99 lie on the safe side of the
 simulation up to the default load cap (benchmarks/load.py; without it the median error is -2%)."""
@@ -109,13 +108,24 @@ def stalls(model: ReplicaModel, base: Floats, weights: Floats, rate: float) -> t
     return values, np.concatenate([weights * (1 - some), ((weights * some)[:, None] * density[None]).ravel()])
 
 
-def ttft_spread(model: ReplicaModel, grid: Requests, run: Running, backlogs: Sequence[Backlog]) -> Spread:
+def ttft_spread(
+    model: ReplicaModel,
+    grid: Requests,
+    run: Running,
+    backlogs: Sequence[Backlog],
+    *,
+    level: tuple[int, float] | None = None,
+) -> Spread:
     """Wait for a slot, for the step under way, for the prompts ahead, and the own prompt's steps.
 
     Three backlogs stand for a small, the mean and a large running batch (weights 1, 2, 1). Values carry TTFT_SAFETY.
+    `level`: the class's priority and the rate of all classes (one rank's), where classes differ in priority.
     """
     host = model.pool.table.request_s + model.pool.table.token_s
-    slot, slot_w = exponential_nodes(run.queue_ratio, run.queue_rate_per_s)
+    if level is None:
+        slot, slot_w = exponential_nodes(run.queue_ratio, run.queue_rate_per_s)
+    else:
+        slot, slot_w = slot_nodes(model, run, *level)
     if not backlogs:
         # A decode pool: admission at the next step boundary, then one step.
         nodes, w = model.running_nodes(run)
@@ -126,7 +136,10 @@ def ttft_spread(model: ReplicaModel, grid: Requests, run: Running, backlogs: Seq
             w[:, None, None] * np.full(3, 1 / 3)[None, :, None] * slot_w[None, None, :],
             "next step, slot wait",
         )
-    parts = [_first_token(model, grid, b) for b in backlogs]
+    if level is None:
+        parts = [first_token(model, grid, b) for b in backlogs]
+    else:
+        parts = [first_token_ranked(model, grid, ahead_of(model, level[0], b, level[1])) for b in backlogs]
     first = spread(
         np.concatenate([p.values for p in parts]),
         np.concatenate([w * np.diff(p.cumulative, prepend=0.0) for w, p in zip((1, 2, 1), parts, strict=False)]),
@@ -139,49 +152,6 @@ def ttft_spread(model: ReplicaModel, grid: Requests, run: Running, backlogs: Seq
         )
     safety = TTFT_SAFETY if model.ranks == 1 else TTFT_SAFETY * LOCKSTEP_SAFETY
     return first.scaled(safety).shifted(host + model.pool.table.stream_s * (run.mean + 1))
-
-
-def _first_token(model: ReplicaModel, grid: Requests, backlog: Backlog) -> Spread:
-    prompts, prompt_w = strata_of(*sorted_by(grid.prefill_tokens, grid.weights), 11)
-    K, level, step_s = backlog.chunk_levels, backlog.level_tokens, backlog.step_s
-    ahead, ahead_w = level_nodes(backlog.at_arrivals, 13)
-    taken = np.minimum(ahead, K)
-    now = np.interp(taken, np.arange(K + 1), step_s)
-    if step_s[0] == 0.0:  # an idle replica starts at once
-        now = np.where(ahead < 0.5, 0.0, now)
-    left = np.array([1, 3, 5]) / 6
-    # Prompts that came before this one during the step under way: none, one of some size, or several of the mean.
-    sizes, sizes_w = size_nodes(model.grid.prefill_tokens / level, model.grid.weights)
-    mean_prompt = float(sizes @ sizes_w)
-    prompts_per_s = backlog.mean_arrivals / mean_prompt
-    none, one, more, several = poisson3(prompts_per_s * now[:, None] * (1 - left)[None, :])
-    # The sum of several swings with their sizes and their number.
-    swing = np.sqrt((0.7 + float(sizes_w @ (sizes / mean_prompt - 1) ** 2)) / several)
-    before_w = np.concatenate([none[..., None], one[..., None] * sizes_w, more[..., None] * _SUM_W], axis=-1)
-    before = np.concatenate(
-        [
-            np.zeros_like(none)[..., None],
-            np.broadcast_to(sizes, (*none.shape, 3)),
-            several[..., None] * mean_prompt * np.maximum(1 + swing[..., None] * _SUM_Z, 0.2),
-        ],
-        axis=-1,
-    )
-    behind = (ahead - taken)[:, None, None] + before
-    total = behind[:, :, :, None] + np.maximum(prompts / level, 1e-3)[None, None, None, :]
-    steps = np.ceil(total / K - 1e-9)
-    wait = now[:, None, None, None] * left[None, :, None, None] + (steps - 1) * step_s[K]
-    rest = total - (steps - 1) * K
-    # Prompts that arrive until its last step starts fill that step up: none, or about one of some size.
-    alone_w = np.exp(-prompts_per_s * wait)
-    knots = np.concatenate([[0.0, 1e-3], np.arange(1, K + 1)])
-    curve = np.concatenate([[step_s[0], 2 * step_s[1] - step_s[2] if K > 1 else step_s[1]], step_s[1:]])
-    # About m = lambda x wait of them, at least one: m / (1 - exp(-m)) given that there is any.
-    count = np.where(alone_w < 0.999, prompts_per_s * wait / np.maximum(1 - alone_w, 1e-9), 1.0)
-    filled = np.minimum(rest[..., None] + count[..., None] * np.concatenate([[0.0], sizes]), K)
-    time = wait[..., None] + np.interp(filled, knots, curve)
-    w = (ahead_w[:, None, None] * (before_w / len(left)))[..., None] * prompt_w
-    later_w = np.concatenate([alone_w[..., None], (1 - alone_w)[..., None] * sizes_w], axis=-1)
-    return spread(time, w[..., None] * later_w, "prompt backlog chain")
 
 
 def speed_nodes(model: ReplicaModel, run: Running, itl: Spread) -> tuple[Floats, Floats]:

@@ -18,6 +18,7 @@ from planner.perf.figures import gap_spread, speed_nodes, tpot_spread, ttft_spre
 from planner.perf.lengths import Floats, normal_cdf
 from planner.perf.nodes import gamma_quantile, strata_of
 from planner.perf.pool import PoolSpec
+from planner.perf.priority import ranked
 from planner.perf.replica import ReplicaModel
 from planner.perf.spread import ClassFigures, Spread, spread
 from planner.perf.traffic import ClassLoad, Requests
@@ -99,8 +100,10 @@ class LoadModel(ReplicaModel):
         backlog = backlogs[len(backlogs) // 2] if backlogs else None
         itl = gap_spread(self, run, backlog, rate)
         figures = []
+        differ = ranked(self)
         for cls, grid in zip(self.classes, self.grids, strict=True):
-            ttft = ttft_spread(self, grid, run, backlogs) if metrics & _FIRST else UNASKED
+            level = (cls.priority, rate) if differ else None
+            ttft = ttft_spread(self, grid, run, backlogs, level=level) if metrics & _FIRST else UNASKED
             tpot = tpot_spread(self, grid, run, backlog, itl=itl, rate=rate) if metrics & _SPEED else UNASKED
             figures.append(
                 _class_figures(cls.name, grid, ttft, itl, tpot, speeds=speed_nodes(self, run, itl), metrics=metrics)
@@ -138,6 +141,8 @@ class LoadModel(ReplicaModel):
             if self.pool.role == "aggregated"
             else "prompt backlog chain (M/G/1 with shared steps)"
         )
+        if ranked(self):
+            ttft += ", head-of-line priority"
         return (
             ("running", "birth-death chain"),
             ("itl", "mixed-step mixture" if self.prefills else "step at the running batch"),

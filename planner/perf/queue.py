@@ -72,6 +72,8 @@ class Backlog:
     """Prompts that lengthen a step over the own rank's: 1 but for ranks in lock-step."""
     overflow: float
     """Probability of the last level: how much the truncation hides."""
+    prompt_levels: Floats
+    """Of each prompt that was given."""
 
 
 def backlog_chain(
@@ -132,6 +134,7 @@ def backlog_chain(
         step_s,
         1.0,
         float(pi[-1]),
+        exact,
     )
 
 

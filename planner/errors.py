@@ -62,6 +62,12 @@ class UserError(ValueError):
             return self
         return UserError(self.code, self.message, where, self.notes, self.helps, self.exit_code, self.about)
 
+    def noted(self, note: str) -> UserError:
+        """The same error with one more reason."""
+        return UserError(
+            self.code, self.message, self.where, (*self.notes, note), self.helps, self.exit_code, self.about
+        )
+
     def __str__(self) -> str:
         return self.render()
 

@@ -401,8 +401,9 @@ class Service(Strict):
                 (),
                 ("name them apart",),
             )
-        rated = [c.name for c in self.traffic if c.rate is not None]
-        unrated = [c.name for c in self.traffic if c.rate is None]
+        # A class that replays its trace has the trace's rate.
+        rated = [c.name for c in self.traffic if c.rate is not None or c.arrivals.process == "replay"]
+        unrated = [c.name for c in self.traffic if c.name not in rated]
         if rated and unrated:
             raise UserError(
                 "some-rates",
@@ -412,6 +413,12 @@ class Service(Strict):
                 ("give every class a rate, or none to ask for the most the fleet carries",),
             )
         return self
+
+
+    @property
+    def has_rate(self) -> bool:
+        """Whether its traffic is given; else the question is how much the fleet carries."""
+        return self.traffic[0].rate is not None or self.traffic[0].arrivals.process == "replay"
 
 
 class Intent(Strict):
@@ -431,8 +438,8 @@ class Intent(Strict):
             raise UserError(
                 "duplicate-service", f"two services are called {twice[0]!r}", None, (), ("name them apart",)
             )
-        rated = [s.name for s in self.services if s.traffic[0].rate is not None]
-        unrated = [s.name for s in self.services if s.traffic[0].rate is None]
+        rated = [s.name for s in self.services if s.has_rate]
+        unrated = [s.name for s in self.services if not s.has_rate]
         if rated and unrated:
             raise UserError(
                 "some-rates",

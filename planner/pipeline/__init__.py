@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from planner.errors import UserError
+from planner.errors import Exit, UserError
 from planner.intent.document import Intent
 from planner.intent.fleet import Fleet
 from planner.intent.platform import Platform
 from planner.pipeline.question import Question, ask, question_from, question_of, scale_prices
 from planner.plan.document import Plan
+
+if TYPE_CHECKING:
+    from planner.pipeline.verify import Settled, Solve
 
 __all__ = ["Question", "ask", "make_plan", "replan", "resolve_again", "scale_prices"]
 
@@ -26,11 +30,10 @@ def make_plan(question: Question, *, verify: bool = True, progress: Callable[[st
     Raises UserError: exit code 3 where there is no plan (with the rules that clash), 5 where the time limit came first.
     """
     from planner.candidates import candidates, predict
-    from planner.pipeline.bursts import replayed, without_bounds
+    from planner.pipeline.bursts import without_bounds
     from planner.pipeline.days import simulated_days
-    from planner.pipeline.lift import lifted
     from planner.pipeline.places import placed
-    from planner.pipeline.verify import Check, Settled, settled
+    from planner.pipeline.verify import Check, Settled
     from planner.plan.assemble import assemble
     from planner.plan.solution import Solution
     from planner.solve import Cut, Lift, solve
@@ -46,10 +49,7 @@ def make_plan(question: Question, *, verify: bool = True, progress: Callable[[st
     progress("solving")
     try:
         if verify:
-            seen = replayed(question)
-            answer = lifted(
-                question, settled(question, solved, cuts=seen.cuts, lifts=seen.lifts, progress=progress), solved
-            )
+            answer = _verified(question, solved, progress)
             answer = replace(
                 answer,
                 solution=without_bounds(answer.solution, answer.checked.replayed),
@@ -61,6 +61,27 @@ def make_plan(question: Question, *, verify: bool = True, progress: Callable[[st
         raise placed(e, question.places) from e
     progress("writing the plan")
     return assemble(question, answer.solution, answer.checked)
+
+
+def _verified(question: Question, solve: Solve, progress: Callable[[str], None]) -> Settled:
+    """The best answer that the simulation confirms."""
+    from planner.pipeline.bursts import replayed
+    from planner.pipeline.lift import lifted, rescued
+    from planner.pipeline.verify import settled
+
+    seen = replayed(question)
+    try:
+        first = settled(question, solve, cuts=seen.cuts, lifts=seen.lifts, progress=progress)
+    except UserError as e:
+        if e.exit_code is not Exit.NO_PLAN:
+            raise
+        rescue = rescued(question, (seen.cuts, seen.lifts), solve)
+        if rescue.answer is None:
+            if rescue.looked:
+                raise e.noted("nor does the simulation find one: it was asked too") from e
+            raise
+        return rescue.answer
+    return lifted(question, first, solve)
 
 
 def replan(intent: Intent, fleet: Fleet, platform: Platform) -> Plan:

@@ -7,22 +7,26 @@ rate, over as many replicas as are planned. A burst is no Poisson stream: what i
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 from planner.candidates.ask import Ask
 from planner.documents import shown_path
 from planner.errors import UserError
 from planner.intent.document import TrafficClass
-from planner.intent.traces import busiest_minute, summarise_file
+from planner.intent.traces import TraceRow, busiest_minute, read_trace, summarise_file
 from planner.perf.traffic import ClassLoad
 from planner.pipeline.question import Question
 from planner.simulate.run import TraceReplay
 
 WHOLE = 10**9
-"""More requests than any trace that is replayed while planning."""
+"""More requests than any trace has."""
+MOST_ROWS = 200_000
+"""Rows of one trace that are replayed while planning: of a longer one those around its busiest minute."""
 
 
 def replaying(ask: Ask, names: Sequence[str]) -> tuple[TrafficClass, ...]:
@@ -33,7 +37,7 @@ def replaying(ask: Ask, names: Sequence[str]) -> tuple[TrafficClass, ...]:
 def traces_of(question: Question, ask: Ask, rates: dict[str, float]) -> dict[str, TraceReplay]:
     """Replays by class. `rates`: requests/s in the busiest minute, of all pools that serve the class."""
     return {
-        c.name: TraceReplay(file_of(question, ask.name, c), rates[c.name] / _busiest(c))
+        c.name: TraceReplay(_rows_of(file_of(question, ask.name, c)), rates[c.name] / _busiest(c))
         for c in replaying(ask, tuple(rates))
     }
 
@@ -92,6 +96,40 @@ def is_here(question: Question, service: str, cls: TrafficClass) -> bool:
     return True
 
 
-@lru_cache(maxsize=16)
+def cut_short(cls: TrafficClass) -> bool:
+    """Whether only the busiest stretch of its trace is replayed."""
+    return cls.trace_summary is not None and cls.trace_summary.rows > MOST_ROWS
+
+
+def _rows_of(path: Path) -> tuple[TraceRow, ...]:
+    state = path.stat()
+    return _read(path.resolve(), state.st_mtime_ns, state.st_size)
+
+
 def _digest(path: Path) -> str:
+    state = path.stat()
+    return _digest_of(path.resolve(), state.st_mtime_ns, state.st_size)
+
+
+# A file's time and size stand for its content within one run.
+
+
+@lru_cache(maxsize=16)
+def _digest_of(path: Path, _changed_ns: int, _size: int) -> str:
     return summarise_file(path).digest
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, _changed_ns: int, _size: int) -> tuple[TraceRow, ...]:
+    """All rows, or as many around the busiest minute as are replayed."""
+    minutes: Counter[int] = Counter()
+    first = None
+    for row in read_trace(path):
+        assert row.time_s is not None
+        first = row.time_s if first is None else first
+        minutes[int((row.time_s - first) // 60)] += 1
+    rows = minutes.total()
+    busiest = min(minutes, key=lambda m: (-minutes[m], m))
+    middle = sum(n for m, n in minutes.items() if m < busiest) + minutes[busiest] // 2
+    start = min(max(0, middle - MOST_ROWS // 2), max(0, rows - MOST_ROWS))
+    return tuple(islice(read_trace(path), start, start + MOST_ROWS))

@@ -14,9 +14,9 @@ from types import MappingProxyType
 from planner.candidates import handover_of, pool_spec
 from planner.candidates.ask import Ask
 from planner.pipeline.question import Question
-from planner.pipeline.traces import WHOLE, replaying, share_of, traces_of
+from planner.pipeline.traces import WHOLE, cut_short, replaying, share_of, traces_of
 from planner.plan.baddays import Day, Seen
-from planner.plan.pools import pool_classes
+from planner.plan.pools import Occupancy, pool_classes
 from planner.plan.solution import ChosenPool, ChosenService, Solution
 from planner.simulate.run import (
     SimPool,
@@ -61,7 +61,11 @@ class Check:
     lifts: tuple[Lift, ...] = ()
     """What is planned for more than the closed form would have let it carry."""
     replayed: tuple[str, ...] = ()
-    """Services whose whole trace was replayed."""
+    """Services whose trace was replayed."""
+    short: tuple[str, ...] = ()
+    """Of those: whose trace is so long that only its busiest stretch was."""
+    running: Mapping[tuple[str, str], Occupancy] = field(default_factory=dict)
+    """(service, pool candidate key) -> what its replicas held meanwhile."""
     days: Mapping[Day, Seen] = field(default_factory=dict)
     """Bad days as the simulation sees them, where the closed form does not vouch for a pool."""
 
@@ -73,6 +77,8 @@ class Settled:
     solution: Solution
     checked: Check
     cuts: tuple[Cut, ...] = ()
+    lifts: tuple[Lift, ...] = ()
+    """All that the solver was given; `checked.lifts` are those that the solution needs."""
 
 
 def settled(
@@ -93,7 +99,7 @@ def settled(
             break
         if number < MOST_ROUNDS:
             cuts = (*cuts, *checked.cuts)
-    return Settled(solution, replace(checked, lifts=used(solution, lifts)), cuts)
+    return Settled(solution, replace(checked, lifts=used(solution, lifts)), cuts, lifts)
 
 
 def used(solution: Solution, lifts: Sequence[Lift]) -> tuple[Lift, ...]:
@@ -113,6 +119,7 @@ def check(question: Question, solution: Solution, *, rounds: int) -> Check:
     figures: dict[tuple[str, str, str, str], float] = {}
     failed: list[str] = []
     doubts: list[str] = []
+    running: dict[tuple[str, str], Occupancy] = {}
     for service in solution.services:
         ask = next(a for a in question.asks if a.name == service.name)
         traces = traces_of(question, ask, {n: r * (solution.scale or 1.0) for n, r in ask.rates})
@@ -122,6 +129,11 @@ def check(question: Question, solution: Solution, *, rounds: int) -> Check:
                 for pool in unit:
                     figures[service.name, pool.candidate.key, verdict.cls, verdict.slo.key] = verdict.simulated_s
             _unlimited(ask, service, unit, result, figures)
+            if any(name in traces for name in unit[0].candidate.class_names):
+                for pool, sample in zip(unit, result.pools, strict=True):
+                    running[service.name, pool.candidate.key] = Occupancy(
+                        sample.running_mean, sample.running_p99, sample.kv_p99_ratio
+                    )
             broken = [v for v in found if fails(v, exact=exact(unit, traces))]
             words = [_words(service.name, v) for v in broken]
             doubts += [_words(service.name, v) for v in found if not v.holds and v not in broken]
@@ -130,8 +142,12 @@ def check(question: Question, solution: Solution, *, rounds: int) -> Check:
             if words:
                 failed += words
                 cuts += _cuts(ask, service, unit, traces)
-    replayed = tuple(a.name for a in question.asks if replaying(a, [n for n, _ in a.rates]))
-    return Check(rounds, tuple(cuts), figures, tuple(failed), tuple(doubts), replayed=replayed)
+    replays = {a.name: replaying(a, [n for n, _ in a.rates]) for a in question.asks}
+    replayed = tuple(name for name, classes in replays.items() if classes)
+    short = tuple(name for name, classes in replays.items() if any(cut_short(c) for c in classes))
+    return Check(
+        rounds, tuple(cuts), figures, tuple(failed), tuple(doubts), replayed=replayed, short=short, running=running
+    )
 
 
 def units(service: ChosenService) -> tuple[tuple[ChosenPool, ...], ...]:
@@ -198,9 +214,20 @@ def unit_spec(
 def _simulate(
     ask: Ask, unit: Sequence[ChosenPool], traces: Mapping[str, TraceReplay], *, rate_ratio: float = 1.0
 ) -> tuple[SimResult, tuple[Verdict, ...]]:
-    spec = unit_spec(ask, unit, rate_ratio=rate_ratio, traces=traces)
+    return held(unit_spec(ask, unit, rate_ratio=rate_ratio, traces=traces))
+
+
+def held(spec: SimSpec) -> tuple[SimResult, tuple[Verdict, ...]]:
+    """Promises against a simulation with the classes' own burstiness and, where that is another, with Poisson
+    arrivals: the worse of both counts. The result is the former's."""
     result = simulate(spec)
-    return result, verdicts(result, {c.name: c.slos for c in spec.classes})
+    limits = {c.name: c.slos for c in spec.classes}
+    own = verdicts(result, limits)
+    if all(c.arrivals_cv == 1.0 or c.name in spec.traces for c in spec.classes):
+        return result, own
+    poisson = simulate(replace(spec, classes=tuple(replace(c, arrivals_cv=1.0) for c in spec.classes)))
+    both = zip(own, verdicts(poisson, limits), strict=True)
+    return result, tuple(b if b.simulated_s > a.simulated_s else a for a, b in both)
 
 
 def _unlimited(

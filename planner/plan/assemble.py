@@ -113,7 +113,8 @@ def _verification(checked: Checked, services: int) -> doc.Verification:
     rounds = "1 round" if checked.rounds == 1 else f"{checked.rounds} rounds"
     note = f"one replica of each pool under thinned arrivals, {rounds}"
     if checked.replayed:
-        whole = f"the whole trace of {', '.join(checked.replayed)} over all its replicas"
+        what = "the busiest stretch of the trace" if checked.short else "the whole trace"
+        whole = f"{what} of {', '.join(checked.replayed)} over all its replicas"
         note = f"{whole}, {rounds}" if len(checked.replayed) == services else f"{whole}; the rest: {note}"
     for x in checked.lifts:
         if x.service in checked.replayed:

@@ -42,6 +42,10 @@ class Checked(Protocol):
     @property
     def replayed(self) -> Sequence[str]: ...
     @property
+    def short(self) -> Sequence[str]: ...
+    @property
+    def running(self) -> Mapping[tuple[str, str], Occupancy]: ...
+    @property
     def days(self) -> Mapping[Day, Seen]: ...
 
 
@@ -54,6 +58,15 @@ class Lifted(Protocol):
     def rate_rps(self) -> float: ...
     @property
     def closed_rps(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Of one replica while a whole trace was replayed."""
+
+    running_mean: float
+    running_p99: float
+    kv_p99_ratio: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +89,21 @@ def build_pool(ask: Ask, service: ChosenService, chosen: ChosenPool, checked: Ch
     result = LoadModel(spec, tuple(x.at(x.rate_per_s / chosen.replicas) for x in classes)).evaluate(
         chosen.rate_rps / chosen.replicas
     )
+    shown = chosen
+    seen = checked.running.get((ask.name, c.key))
+    if seen is not None:
+        # The closed form's busiest minute knows nothing of the bursts inside it.
+        result = replace(
+            result, running_mean=seen.running_mean, running_p99=seen.running_p99, kv_p99_ratio=seen.kv_p99_ratio
+        )
+        figures = {(p.class_name, p.metric): (ask.name, c.key, p.class_name, p.metric) for p in chosen.predictions}
+        shown = replace(
+            chosen,
+            predictions=tuple(
+                replace(p, value_s=checked.figures.get(figures[p.class_name, p.metric], p.value_s))
+                for p in chosen.predictions
+            ),
+        )
     gpu = find_gpu(ask.pool(c.fleet_pool).gpu)
     price = ask.pool(c.fleet_pool).price
     context = _mean_context(classes)
@@ -125,7 +153,7 @@ def build_pool(ask: Ask, service: ChosenService, chosen: ChosenPool, checked: Ch
         classes=tuple(class_document(ask, chosen, x, checked) for x in classes),
         cost=sig((price.per_gpu_hour if price else 0.0) * c.gpus * chosen.replicas, 6),
         power=None if gpu.tdp is None else sig(gpu.tdp * c.gpus * chosen.replicas),
-        reasons={k: plain_words(ask, v) for k, v in pool_reasons(ask, chosen, result, context_tokens=context).items()},
+        reasons={k: plain_words(ask, v) for k, v in pool_reasons(ask, shown, result, context_tokens=context).items()},
     )
     return BuiltPool(ask, chosen, classes, result, document)
 

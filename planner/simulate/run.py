@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from planner.errors import UserError
 from planner.intent.slo import Slo
-from planner.intent.traces import read_trace
+from planner.intent.traces import TraceRow, read_trace
 from planner.perf.pool import Handover, PoolSpec
 from planner.perf.traffic import ClassLoad
 from planner.simulate.arrivals import replayed, synthetic
@@ -43,13 +43,17 @@ class SimPool:
 
 @dataclass(frozen=True, slots=True)
 class TraceReplay:
-    """A file's arrivals and lengths, row by row."""
+    """A trace's arrivals and lengths, row by row."""
 
-    path: Path
+    rows: Path | tuple[TraceRow, ...] = field(repr=False)
+    """A file, which is streamed, or what was read of one."""
     pace: float = 1.0
     """The trace's clock runs this much faster."""
     share: float = 1.0
     """Each row is kept with this probability (one pool of several)."""
+
+    def read(self) -> Iterable[TraceRow]:
+        return read_trace(self.rows) if isinstance(self.rows, Path) else self.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +350,7 @@ def _length_s(trace: TraceReplay, spec: SimSpec) -> float:
     """From a trace's first row to the last that is replayed, in simulated seconds."""
     first = last = None
     rows = 0
-    for row in read_trace(trace.path):
+    for row in trace.read():
         first = row.time_s if first is None else first
         last, rows = row.time_s, rows + 1
         if rows >= spec.requests / trace.share:
@@ -376,7 +380,7 @@ def _arrivals(spec: SimSpec, seed: int, end_s: float, *, without: Container[int]
         if trace is not None:
             streams.append(
                 replayed(
-                    read_trace(trace.path),
+                    trace.read(),
                     cls=i,
                     rate_scale=trace.pace * spec.rate_scale,
                     hits=c.hits.traced and c.hits.warm,

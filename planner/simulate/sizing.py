@@ -46,13 +46,3 @@ def smallest_pool(spec: SimSpec, *, pool: int = 0, start: int = 1, most: int = 4
         return survives(replace(spec, pools=pools))[0]
 
     return smallest_count(holds, start=start, most=most)
-
-
-def rate_per_replica(spec: SimSpec, *, rate_per_s: float, pool: int = 0, start: int = 1, most: int = 4096) -> float:
-    """What one replica is worth under a trace: the trace's planned rate over the fewest replicas that survive it.
-
-    Bursts are no Poisson stream, so neither lambda_max nor lambda_slo says how many replicas a trace needs; this is
-    the capacity that a solver should count with for this kind of replica (0: no count up to `most` survives).
-    """
-    count = smallest_pool(spec, pool=pool, start=start, most=most)
-    return rate_per_s / count if count is not None else 0.0

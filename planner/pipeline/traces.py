@@ -25,7 +25,7 @@ from planner.simulate.run import TraceReplay
 
 WHOLE = 10**9
 """More requests than any trace has."""
-MOST_ROWS = 200_000
+MOST_ROWS = 50_000
 """Rows of one trace that are replayed while planning: of a longer one those around its busiest minute."""
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from planner.errors import Exit, UserError
 from planner.intent.resolve import Words
-from planner.pipeline import ask, make_plan
+from planner.pipeline import ask, make_plan, traces
 from planner.pipeline.question import Question, question_of
 from planner.pipeline.replay import candidate_of, replay
 from planner.pipeline.traces import traces_of
@@ -169,3 +169,19 @@ def test_a_trace_without_times_is_not_replayed(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="has no arrival times"):
         ask(fleet=FLEET, intent_files=[tmp_path / "intent.yaml"])
+
+
+def test_of_an_endless_trace_the_stretch_around_its_busiest_minute_is_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traces, "MOST_ROWS", 200)
+    quiet = [2.0 * i for i in range(600)]
+    busy = [700.0 + i / 100 for i in range(100)]
+    path = tmp_path / "long.csv"
+    path.write_text(HEAD + "".join(f"{t:.2f},500,20\n" for t in sorted(quiet + busy)))
+    q = asked(path)
+    (found,) = traces_of(q, q.asks[0], dict(q.asks[0].rates)).values()
+    times = [row.time_s for row in found.read()]
+    assert len(times) == 200
+    assert {t for t in times if t is not None} >= set(busy)
+    assert "the busiest stretch of the trace" in make_plan(q).verification.note

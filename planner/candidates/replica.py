@@ -12,6 +12,7 @@ from typing import Literal
 
 from planner.candidates.ask import Ask
 from planner.candidates.candidate import Candidate
+from planner.candidates.handover import handover_between
 from planner.catalog.gpus import Gpu, find_gpu
 from planner.catalog.models import Checkpoint, Model
 from planner.errors import not_supported
@@ -26,7 +27,7 @@ from planner.perf.identity import ByIdentity
 from planner.perf.kvpool import Blocks
 from planner.perf.load import LoadModel
 from planner.perf.memory import Memory, memory
-from planner.perf.pool import Drafting, PoolSpec
+from planner.perf.pool import Drafting, Handover, PoolSpec
 from planner.perf.steptable import build_step_table
 from planner.perf.table import Curve, StepTable
 from planner.perf.traffic import ClassLoad
@@ -206,8 +207,17 @@ def spec_of(ask: Ask, d: Deployment, m: Memory, *, budget: int, seqs: int, repli
         scheduler="prefill-first" if calibration_of(d).prefill_first else "decode-first",
         replicas=replicas,
         drafting=drafting,
+        handover=_own_handover(d),
         lockstep_ranks=d.shape.dp,
     )
+
+
+def _own_handover(d: Deployment) -> Handover | None:
+    """A prefill replica's way out over its own NICs; the decode side's may be slower, which the pair is judged by."""
+    hw = d.hardware
+    if d.role != "prefill" or not hw.rdma or hw.nic_bytes_per_s <= 0:
+        return None
+    return handover_between(d, d)
 
 
 def pool_spec(ask: Ask, candidate: Candidate) -> PoolSpec:

@@ -17,8 +17,10 @@ from planner.intent.slo import Slo
 from planner.perf.figures import gap_spread, speed_nodes, tpot_spread, ttft_spread
 from planner.perf.lengths import Floats, normal_cdf
 from planner.perf.nodes import gamma_quantile, strata_of
+from planner.perf.outgoing import Outgoing, outgoing
 from planner.perf.pool import PoolSpec
 from planner.perf.priority import ranked
+from planner.perf.queue import Running
 from planner.perf.replica import ReplicaModel
 from planner.perf.spread import ClassFigures, Spread, spread
 from planner.perf.traffic import ClassLoad, Requests
@@ -84,6 +86,31 @@ class Capacity:
 class LoadModel(ReplicaModel):
     """A replica and a class mix: figures at a rate, and the rate that the promises allow."""
 
+    outgoing: Outgoing | None = None
+    """Prefill: the prompts that its cache holds until they are handed over."""
+
+    def _lambda_max(self) -> float:
+        most = super()._lambda_max()
+        if self.prefills and self.mean_steps == 0:
+            full = self.prompts_s(0.0, self.chunk(0.0))
+            self.outgoing = outgoing(
+                self.pool,
+                self.grid,
+                alone_s=self.prompts_s(0.0),
+                full_step_s=self.chunk(0.0) * self.grid.mean(full) / self.grid.mean(self.grid.prefill_tokens),
+                reading_per_s=most,
+            )
+        return most if self.outgoing is None else min(most, self.outgoing.most_per_s())
+
+    def running(self, rate_per_s: float) -> Running:
+        """Of a prefill replica: nothing decodes, but an arrival may find the cache full of prompts on their way."""
+        out, rate = self.outgoing, rate_per_s * self.ranks
+        short = 0.0 if out is None else out.short_ratio(rate)
+        if out is None or short < 1e-6:
+            return super().running(rate_per_s)
+        # Room comes back as fast as prompts leave when the cache is full on average.
+        return Running(np.array([1.0]), short, max(out.most_per_s(0.0) - rate, 1e-9) / self.ranks)
+
     def evaluate(self, rate_per_s: float, *, metrics: frozenset[str] = METRICS) -> LoadResult:
         """Figures at one rate of the replica: all, or those the metrics need (the search is faster for it)."""
         rate = rate_per_s / self.pool.lockstep_ranks
@@ -118,6 +145,8 @@ class LoadModel(ReplicaModel):
             if self.mean_steps
             else 0.0
         )
+        if self.outgoing is not None:
+            kv_mean, kv_p99 = self.outgoing.held(rate_per_s)[0], self.outgoing.quantile(rate_per_s, 2.326)
         busy = rate * self.work(mean_n)[0] if self.prefills else 0.0
         return LoadResult(
             rate_per_s,
@@ -147,7 +176,7 @@ class LoadModel(ReplicaModel):
             ("running", "birth-death chain"),
             ("itl", "mixed-step mixture" if self.prefills else "step at the running batch"),
             ("ttft", ttft if self.prefills else "admission to the next step"),
-            ("kv", "sum over running sequences"),
+            ("kv", "sum over running sequences" if self.outgoing is None else "prompts read and on their way"),
         )
 
     def _unstable(self, rate_per_s: float) -> LoadResult:

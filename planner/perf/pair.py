@@ -44,30 +44,31 @@ class PairModel:
     def __init__(self, prefill: PoolSpec, decode: PoolSpec, handover: Handover, classes: Sequence[ClassLoad]) -> None:
         assert prefill.role == "prefill"
         assert decode.role == "decode"
-        self.prefill, self.decode = LoadModel(prefill, classes), LoadModel(decode, classes)
+        self.prefill = LoadModel(prefill.with_(handover=handover), classes)
+        self.decode = LoadModel(decode, classes)
         self.handover = handover
         grid = self.prefill.grid
         self._transfer = np.array([handover.seconds(float(t)) for t in grid.input_tokens])
         self.transfer_mean_s = grid.mean(self._transfer)
-        # The link is held for the bytes, not for the rendezvous.
-        self._held_s = self.transfer_mean_s - handover.latency_s
-        self.prefill_max_per_s = min(self.prefill.lambda_max, 1 / max(self._held_s, 1e-12))
+        # Within it: what the links carry, and what the cache holds until it has left (`perf.outgoing`).
+        self.prefill_max_per_s = self.prefill.lambda_max
 
     def evaluate(self, prefill_rate_per_s: float, decode_rate_per_s: float, *, e2e: bool = True) -> PairResult:
         """Both replicas at their rates: they differ when the pools have different counts."""
         p = self.prefill.evaluate(prefill_rate_per_s, metrics=frozenset({"ttft"}))
         d = self.decode.evaluate(decode_rate_per_s, metrics=frozenset({"ttft", "itl", "tpot"}))
-        nic = prefill_rate_per_s * self._held_s
+        assert self.prefill.outgoing is not None
+        nic = self.prefill.outgoing.link_ratio(prefill_rate_per_s)
         if not (p.stable and d.stable) or nic >= 0.999:
             never = spread([math.inf, math.inf], [1.0, 1.0], "unstable", mean=math.inf)
             classes = tuple(ClassFigures(c.name, never, never, never, never, never) for c in self.prefill.classes)
             return PairResult(p, d, classes, self.transfer_mean_s, nic)
         figures = []
         for fp, fd, grid in zip(p.classes, d.classes, self.prefill.grids, strict=True):
-            # Waiting for the link: its occupation as an M/G/1 mean, shared by all.
+            # A long prompt takes long to read and long to send; the wait for the links is that of the others' bytes.
             move = np.array([self.handover.seconds(float(t)) for t in grid.input_tokens])
-            wait = nic * self._held_s / (1 - nic)
-            ttft = _sum(_sum(fp.ttft, spread(move + wait, grid.weights, "transfer")), fd.ttft)
+            sent = _together(fp.ttft, spread(move, grid.weights, "transfer"))
+            ttft = _sum(_sum(sent, self.prefill.outgoing.link_wait(prefill_rate_per_s)), fd.ttft)
             gaps = np.maximum(grid.output_tokens - 1, 0.0)
             whole = None
             if e2e:
@@ -115,6 +116,14 @@ def check_handover(handover: Handover | None) -> Handover:
     if handover is None:
         raise UserError("kv-transfer-needs-rdma", "prefill and decode apart need RDMA between their nodes")
     return handover
+
+
+def _together(a: Spread, b: Spread) -> Spread:
+    """Sum of two times that are long for the same requests."""
+    if b.values[0] == b.values[-1]:
+        return a.shifted(b.mean)
+    (av, w), (bv, _) = spread_nodes(a, 40), spread_nodes(b, 40)
+    return spread(av + bv, w, f"{a.method} + {b.method}", mean=a.mean + b.mean)
 
 
 def _sum(a: Spread, b: Spread) -> Spread:

@@ -93,6 +93,8 @@ class PoolSpec:
     replicas: int = 1
     """Replicas that share the traffic: prefix hits under round-robin depend on it."""
     drafting: Drafting | None = None
+    handover: Handover | None = None
+    """Prefill: how the caches of its prompts leave, whose blocks stay until then; none: they are free at once."""
     lockstep_ranks: int = 1
     """Attention-DP ranks that advance together; table, caps and capacity are one rank's, the rate is the replica's."""
 

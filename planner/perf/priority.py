@@ -183,7 +183,13 @@ def slot_nodes(model: ReplicaModel, run: Running, priority: int, rate_per_s: flo
     if run.queue_ratio < 1e-6:
         return np.zeros(1), np.ones(1)
     load = min(rate_per_s * model.ranks / model.lambda_max, _FULL)
-    steps = [np.maximum(g.output_tokens - (model.pool.role == "aggregated"), 1.0) for g in model.grids]
+    # A slot's time is in proportion to the answer, a prefill cache's to the prompt.
+    steps = [
+        g.input_tokens
+        if model.pool.role == "prefill"
+        else np.maximum(g.output_tokens - (model.pool.role == "aggregated"), 1.0)
+        for g in model.grids
+    ]
     held = [g.mean(x) for g, x in zip(model.grids, steps, strict=True)]
     mean_held = math.fsum(s * h for s, h in zip(model.shares, held, strict=True))
     square = math.fsum(s * g.mean(x**2) for s, g, x in zip(model.shares, model.grids, steps, strict=True))

@@ -26,6 +26,7 @@ from planner.candidates.replica import (
     classes_of,
     deployment_of,
     hardware_of,
+    hits_depend_on_replicas,
     kv_dtypes_of,
     memory_of,
     model_of,
@@ -112,7 +113,7 @@ def _of_size(
         (service.name, service.engine, ask.engine_version, service.gpu_memory_utilization, service.accuracy_floor),
         (service.load_cap, service.degraded_cap, service.survive == "none", longest, prune),
         tuple((c.gpus, c.load) for c in smaller),
-        (ask.today, ask.margins, ask.coarse, place.gpus if _hits_depend_on_replicas(classes) else 0),
+        (ask.today, ask.margins, ask.coarse, place.gpus if hits_depend_on_replicas(classes) else 0),
     )
 
     def make() -> tuple[Candidate, ...]:
@@ -258,7 +259,7 @@ def _sized(
         return
     promises = Promises(promised, margins)
     ready: list[_Ready] = []
-    replicas = max(1, place.gpus // d.shape.gpus) if _hits_depend_on_replicas(classes) else 1
+    replicas = max(1, place.gpus // d.shape.gpus) if hits_depend_on_replicas(classes) else 1
     for seqs, budget, early, wanted in _caps(ask, place, d, classes=classes, margins=margins, longest=longest):
         m = memory_of(
             d, budget=budget, seqs=seqs, max_model_len=longest, utilization=ask.service.gpu_memory_utilization
@@ -438,14 +439,6 @@ def _in_small_groups(
         if d.shape.gpus % c.gpus == 0 and whole and alike and c.rejected_by == marks:
             m = d.shape.gpus // c.gpus
             yield m * c.load.planned_rps, m * c.load.degraded_rps
-
-
-def _hits_depend_on_replicas(classes: Sequence[ClassLoad]) -> bool:
-    """Sessions under round-robin find their history on one replica only: the more there are, the fewer the hits.
-
-    How many there will be is what is being decided, so the whole pool is assumed: the hits counted on are the fewest.
-    """
-    return any(c.hits.routing == "round-robin" and (c.hits.traced or c.lengths.turns > 1) for c in classes)
 
 
 def _nothing_runs(ask: Ask, refused: Sequence[str], *, fits: bool) -> UserError:

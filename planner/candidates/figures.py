@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from planner.candidates.ask import Ask
 from planner.candidates.candidate import Candidate, Prediction
 from planner.candidates.handover import handover_between
 from planner.candidates.margins import band_of
-from planner.candidates.replica import calibration_of, classes_of, load_model, pool_spec
+from planner.candidates.replica import calibration_of, classes_of, load_model, pool_spec, replicas_counted_on
 from planner.perf.pair import PairModel
 from planner.perf.pool import Handover
 from planner.perf.spread import ClassFigures, Spread
@@ -40,7 +41,7 @@ def predict(
 
 def _pair(ask: Ask, prefill: Candidate, decode: Candidate) -> PairModel:
     return PairModel(
-        pool_spec(ask, prefill),
+        replace(pool_spec(ask, prefill), replicas=replicas_counted_on(ask, prefill)),
         pool_spec(ask, decode),
         handover_of(ask, prefill, decode),
         classes_of(ask, prefill.class_names),

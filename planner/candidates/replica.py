@@ -238,5 +238,23 @@ def classes_of(ask: Ask, group: Sequence[str]) -> tuple[ClassLoad, ...]:
     return tuple(replace(c, rate_per_s=rates[c.name], slos=ask.slos_of(c.name)) for c in ask.classes if c.name in group)
 
 
+def hits_depend_on_replicas(classes: Sequence[ClassLoad]) -> bool:
+    """Sessions under round-robin find their history on one replica only: the more there are, the fewer the hits.
+
+    How many there will be is what is being decided, so the whole pool is assumed: the hits counted on are the fewest.
+    """
+    return any(c.hits.routing == "round-robin" and (c.hits.traced or c.has_sessions) for c in classes)
+
+
+def replicas_counted_on(ask: Ask, candidate: Candidate) -> int:
+    """Replicas among which hits are assumed to be spread while their number is not known: all that its pool holds."""
+    if not hits_depend_on_replicas(classes_of(ask, candidate.class_names)):
+        return 1
+    pool = ask.pool(candidate.fleet_pool)
+    gpus = (pool.nodes - pool.reserved_nodes) * candidate.deployment.hardware.gpus_per_node
+    return max(1, gpus // candidate.deployment.shape.gpus)
+
+
 def load_model(ask: Ask, candidate: Candidate) -> LoadModel:
-    return LoadModel(pool_spec(ask, candidate), classes_of(ask, candidate.class_names))
+    spec = replace(pool_spec(ask, candidate), replicas=replicas_counted_on(ask, candidate))
+    return LoadModel(spec, classes_of(ask, candidate.class_names))

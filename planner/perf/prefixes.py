@@ -34,8 +34,8 @@ Kept = tuple[tuple[float, ...], ...]
 """By class: probability that a context is still there j turns later, j = 1, 2, ...; empty for one without sessions."""
 
 _SHORTEST_THINK_S = 1e-3
-_LEAST_LOST, _LOST_STEP = 1e-4, 1.1
-"""What is lost is rounded up to 1e-4 x 1.1^i, so that neighbouring rates share a model."""
+_LEAST_ODDS, _ODDS_STEP, _LEAST_KEPT = 1e-4, 1.1, 1e-3
+"""The odds of losing a context are rounded up to 1e-4 x 1.1^i, so that neighbouring rates share a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,9 @@ class Beside:
     sd: float
     response_s: float
     """How long answers take: sessions that come back over other replicas are away that much longer."""
+
+    def within(self, other: Beside) -> bool:
+        return self.mean <= other.mean and self.sd <= other.sd and self.response_s <= other.response_s
 
 
 class PrefixModel:
@@ -73,9 +76,7 @@ class PrefixModel:
 
     def kept(self, rate_per_s: float, beside: Beside) -> Kept:
         """At a rate of the replica (rank), beside what runs."""
-        response_s = 0.0
-        if self._apart:
-            response_s = float(TIMES_S[min(int(np.searchsorted(TIMES_S, beside.response_s)), len(TIMES_S) - 1)])
+        response_s = beside.response_s if self._apart else 0.0
         if response_s not in self._known:
             self._known[response_s] = self._above(response_s)
         mean, variance = self._known[response_s]
@@ -92,6 +93,16 @@ class PrefixModel:
             if c.has_sessions
             else ()
             for c, h in zip(self.classes, self.here, strict=True)
+        )
+
+    def rounded(self, beside: Beside, *, more: int) -> Beside:
+        """Up to the next value of coarse series, and so many steps beyond."""
+        part = self.pool.kv_capacity / 64
+        at = min(int(np.searchsorted(TIMES_S, beside.response_s)) + more, len(TIMES_S) - 1)
+        return Beside(
+            part * (math.ceil(beside.mean / part) + more),
+            part * (math.ceil(beside.sd / part) + more),
+            float(TIMES_S[at]),
         )
 
     def _same(self, kept: float) -> Kept:
@@ -150,27 +161,14 @@ class PrefixModel:
         return along(self.pool.kv_cost, tokens + half) if self.pool.kv_cost is not None else tokens + half
 
 
-def at_least(kept: Kept, other: Kept) -> bool:
-    """Whether as much is kept of every class, however far back."""
-    return all(a >= b for k, o in zip(kept, other, strict=True) for a, b in zip(k, o, strict=True))
-
-
-def less(kept: Kept, other: Kept, *, steps: int = 0) -> Kept:
-    """The lesser of both, and that many steps of rounding below it."""
-    return tuple(
-        tuple(
-            _rounded(1 - (1 - min(a, b)) * _LOST_STEP**steps) if steps else min(a, b) for a, b in zip(k, o, strict=True)
-        )
-        for k, o in zip(kept, other, strict=True)
-    )
-
-
 def _think_s(c: ClassLoad) -> float:
     return max(c.think_time_s, _SHORTEST_THINK_S)
 
 
 def _rounded(kept: float) -> float:
-    """Down to the next value of a series that is fine where little is lost."""
-    lost = max(1 - kept, _LEAST_LOST)
-    step = math.ceil(math.log(lost / _LEAST_LOST) / math.log(_LOST_STEP) - 1e-6)
-    return max(1 - _LEAST_LOST * _LOST_STEP**step, 0.0)
+    """Down to the next value of a series that is fine where little is lost and where little is kept."""
+    if kept < _LEAST_KEPT:
+        return 0.0
+    odds = max((1 - kept) / kept, _LEAST_ODDS)
+    step = math.ceil(math.log(odds / _LEAST_ODDS) / math.log(_ODDS_STEP) - 1e-6)
+    return 1 / (1 + _LEAST_ODDS * _ODDS_STEP**step)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from statistics import NormalDist
 from typing import Self
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from planner.perf.lengths import Floats
 from planner.perf.pool import PoolSpec
-from planner.perf.prefixes import Beside, Kept, PrefixModel, at_least, less
+from planner.perf.prefixes import Beside, Kept, PrefixModel
 from planner.perf.queue import Backlog, Running, backlog_chain, birth_death
 from planner.perf.ranks import Chunks, chunks_of, lockstep_step_s, longest_extra_s
 from planner.perf.sessions import History
@@ -24,7 +25,10 @@ from planner.perf.table_math import along, attention_s, decode_s, prompt_attenti
 from planner.perf.traffic import ClassLoad, Requests
 
 _SETTLING = 12
-_TOLERANCE = 0.005
+"""Tries to find what is kept beside what runs, which depends on what is kept."""
+_TOLERANCE = 0.01
+_MODELS = 4
+"""Of one replica that are remembered, by what is kept: a search goes through thousands of replicas."""
 LEVELS = 110
 """Of the backlog chain: its cost grows with their square."""
 
@@ -74,22 +78,35 @@ class ReplicaModel:
 
         More hits leave more room, which keeps more: of the consistent answers the one with most hits, where a replica
         goes that starts empty (bad days ask what it does with a cold cache). Looked for from above, and taken once
-        the cache keeps at least as much as assumed.
+        no more runs beside the histories than assumed.
         """
         if self.prefixes is None or self.settled:
             return self
         rate = rate_per_s / self.pool.lockstep_ranks
-        assumed = self.prefixes.kept(rate, Beside(0.0, 0.0, 0.0))
+        model = self._with(self.prefixes.always)
+        assumed = Beside(0.0, 0.0, 0.0)
         for tried in range(_SETTLING):
-            model = self._with(assumed)
             if rate_per_s >= model.lambda_max * 0.9999:
                 break
-            found = self.prefixes.kept(rate, model.beside_histories(rate))
-            if at_least(found, assumed):
+            found = model.beside_histories(rate)
+            if tried and found.within(assumed):
                 return model
-            # After a few tries a little below what was found: more is then kept than assumed, which is safe.
-            assumed = less(found, assumed, steps=max(0, tried - 1))
+            # After the first tries more than what was found: less then runs than assumed, which is safe.
+            assumed = self.prefixes.rounded(found, more=max(0, tried - 1))
+            model = self._with(self.prefixes.kept(rate, assumed))
         return self._with(self.prefixes.never)
+
+    def history_hit_ratios(self, rate_per_s: float) -> dict[str, float]:
+        """Of classes with sessions: what share of the tokens of earlier turns the cache still holds at this rate."""
+        model = self.at_rate(rate_per_s)
+        if model.prefixes is None:
+            return {}
+        found = model.prefixes.histories(model.kept)
+        return {
+            c.name: c.history_hit_ratio(h) if c.hits.warm else 0.0
+            for c, h in zip(self.classes, found, strict=True)
+            if h is not None
+        }
 
     def beside_histories(self, rate_per_s: float) -> Beside:
         """What this replica (rank) runs at a rate, which idle histories must leave room for."""
@@ -108,9 +125,13 @@ class ReplicaModel:
         )
 
     def _with(self, kept: Kept) -> Self:
-        if kept not in self._by_kept:
-            self._by_kept[kept] = type(self)(self.pool, self.classes, kept=kept)
-        return self._by_kept[kept]
+        known = self._by_kept
+        if kept not in known:
+            if len(known) >= _MODELS:
+                # The first two, which keep all and nothing, are every search's ends.
+                del known[next(islice(known, 2, None))]
+            known[kept] = type(self)(self.pool, self.classes, kept=kept)
+        return known[kept]
 
     def _most(self) -> tuple[float, Kept]:
         """lambda_max with the hits that are left at it, and what is kept there."""
@@ -122,7 +143,10 @@ class ReplicaModel:
                 low = middle
             else:
                 high = middle
-        return low, self.at_rate(low).kept
+        kept = self.at_rate(low).kept
+        for k in list(self._by_kept)[2:]:
+            del self._by_kept[k]
+        return low, kept
 
     def _prepare(self) -> None:
         pool, g = self.pool, self.grid

@@ -151,6 +151,12 @@ class ClassLoad:
             found = replace(found, cached_tokens=np.where(rng.random(count) < held, found.cached_tokens, 0.0))
         return found
 
+    def history_hit_ratio(self, history: History) -> float:
+        """Of the tokens of earlier turns in this class's prompts, those found in the cache (whole blocks aside)."""
+        turn, earlier, weights = _turn_nodes(self.lengths)
+        found, shares = _returning(turn, earlier, self.lengths, history)
+        return float(weights @ (found * shares).sum(axis=0)) / float(weights @ earlier)
+
     def _kept_for_ever(self, replicas: int) -> History:
         return kept_for_ever(self.here_ratio(replicas), self.lengths.thinking is None)
 
@@ -229,7 +235,7 @@ def _session_grid(lengths: JointLengths, hits: PrefixHits, held: float, history:
     keep = shares > 0
     earlier = np.broadcast_to(earlier, shares.shape)[keep]
     found, turn_w = found[keep], (shares * turn_w)[keep]
-    i, o, t, w = _own_lengths(lengths, 10, 8)
+    i, o, t, w = _own_lengths(lengths, 8, 8)
     prompt = i[:, None] + earlier[None, :]
     stated = _stated(hits, prompt) * (held if hits.shared_tokens else 1.0) if hits.warm else np.zeros_like(prompt)
     cached = _whole_blocks(np.maximum(stated, found[None, :]), prompt)
@@ -243,13 +249,13 @@ def _session_grid(lengths: JointLengths, hits: PrefixHits, held: float, history:
 
 
 def _turn_nodes(lengths: JointLengths) -> tuple[Floats, Floats, Floats]:
-    """Turn numbers, the tokens of the turns before, and weights; at most six turns stand for all.
+    """Turn numbers, the tokens of the turns before, and weights; at most five turns stand for all.
 
     A history is a sum of lengths: a gamma of its mean and variance, in three strata (lower 70%, next 25%, top).
     """
     numbers, turn_w = turn_shares(lengths.turns)
-    if len(numbers) > 6:
-        pick = np.unique(np.linspace(0, len(numbers) - 1, 6).round().astype(int))
+    if len(numbers) > 5:
+        pick = np.unique(np.linspace(0, len(numbers) - 1, 5).round().astype(int))
         cell = np.abs(numbers[:, None] - numbers[pick][None, :]).argmin(axis=1)
         w = np.bincount(cell, weights=turn_w).astype(np.float64)
         numbers, turn_w = np.bincount(cell, weights=turn_w * numbers) / w, w

@@ -12,7 +12,7 @@ from planner.candidates.margins import measured_as, model_seen
 from planner.catalog.engines import find_engine
 from planner.catalog.gpus import find_gpu
 from planner.documents import digest
-from planner.intent.document import Intent
+from planner.intent.document import Intent, TrafficClass
 from planner.intent.fleet import Fleet
 from planner.intent.platform import Platform
 from planner.perf.bands import Promise, band_entry, odds
@@ -193,9 +193,32 @@ def _assumed(asks: Mapping[str, Ask], services: Sequence[doc.ServiceDoc]) -> tup
                 found.append(
                     f"{name} {show_rate(rate)}{source}, "
                     f"{docs[0].input_mean_tokens:,.0f}/{docs[0].output_mean_tokens:,.0f} tokens, "
-                    f"{arrivals}"
+                    f"{arrivals}{_sessions(s, c)}"
                 )
+        places = sorted({(d.priority, d.name) for p in s.pools for d in p.classes if d.priority is not None})
+        if places:
+            order = ", ".join(f"{name} {place}" for place, name in places)
+            found.append(
+                f"{s.name} clients send `priority` with every request ({order}): lower is served first, "
+                "one without it counts as 0"
+            )
     return tuple(found)
+
+
+def _sessions(service: doc.ServiceDoc, c: TrafficClass) -> str:
+    """Turns, and the least of their history that any pool counts on in its cache."""
+    hits = [
+        d.history_hit_ratio
+        for p in service.pools
+        for d in p.classes
+        if d.name == c.name and d.history_hit_ratio is not None
+    ]
+    if c.sessions is None or not hits:
+        return ""
+    return (
+        f", sessions of {c.sessions.turns:g} turns {show_time(c.sessions.think_time)} apart, "
+        f"{min(hits):.0%} of earlier turns found in the cache"
+    )
 
 
 def _warnings(pools: Sequence[BuiltPool]) -> tuple[str, ...]:

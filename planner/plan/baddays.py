@@ -160,7 +160,7 @@ def _both(pool: Running) -> Situation:
 
 
 def _cold(pool: Running) -> Situation | None:
-    if not any(c.hits.share or c.hits.shared_tokens or c.hits.traced for c in pool.classes):
+    if not any(c.hits.share or c.hits.shared_tokens or c.hits.traced or c.has_sessions for c in pool.classes):
         return None
     return Situation(pool.spec, tuple(c.cold() for c in pool.classes), pool.replicas)
 
@@ -174,7 +174,11 @@ def _outliers(pool: Running) -> Situation:
     total = math.fsum(c.rate_per_s for c in pool.classes)
     answer = max(1.0, math.fsum(c.rate_per_s * c.lengths.output.mean for c in pool.classes) / total)
     longest = max(1, int(pool.max_model_len - answer))
-    extra = ClassLoad("outliers", total * 0.02, JointLengths(Constant(float(longest)), Constant(float(round(answer)))))
+    # Any class may send them: counted with what is served first.
+    first = min(c.priority for c in pool.classes)
+    extra = ClassLoad(
+        "outliers", total * 0.02, JointLengths(Constant(float(longest)), Constant(float(round(answer)))), priority=first
+    )
     rest = tuple(c.at(0.98 * c.rate_per_s) for c in pool.classes)
     return Situation(pool.spec, (*rest, extra), pool.replicas)
 
@@ -201,7 +205,8 @@ def _day(name: str, pool: Running, there: Situation) -> BadDay:
     if there.replicas < 1:
         return said(0.0, f"every SLO: no replica is left until one reloads ({show_time(sig(pool.reload_s))})")
     try:
-        model = LoadModel(there.spec, tuple(c.at(c.rate_per_s / there.replicas) for c in there.classes))
+        spec = replace(there.spec, replicas=there.replicas)
+        model = LoadModel(spec, tuple(c.at(c.rate_per_s / there.replicas) for c in there.classes))
     except UserError as e:
         return said(0.0, e.message)
     rate = math.fsum(c.rate_per_s for c in there.classes) / there.replicas

@@ -93,8 +93,12 @@ class ClassDoc(Strict):
 
     name: str
     rate: PerSecond
+    priority: int | None = None
+    """What clients send with each request, where the pool is scheduled by priority."""
     input_mean_tokens: float
     output_mean_tokens: float
+    history_hit_ratio: Ratio | None = None
+    """Of sessions: the share of the tokens of earlier turns that is counted on to be in the prefix cache."""
     figures: tuple[Figure, ...]
 
 
@@ -115,6 +119,9 @@ class PoolDoc(Strict):
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    scheduling: Literal["priority"] | None = None
+    """The order of the waiting queue where the pool's classes differ: each request's `priority`, lower first; none:
+    in order of arrival."""
     gpu_memory_utilization: float
     graph_sizes_max: int
     """Largest batch captured as a CUDA graph."""

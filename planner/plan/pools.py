@@ -85,10 +85,10 @@ def build_pool(ask: Ask, service: ChosenService, chosen: ChosenPool, checked: Ch
     c = chosen.candidate
     d, m = c.deployment, c.memory
     classes = pool_classes(ask, chosen)
-    spec = pool_spec(ask, c)
-    result = LoadModel(spec, tuple(x.at(x.rate_per_s / chosen.replicas) for x in classes)).evaluate(
-        chosen.rate_rps / chosen.replicas
-    )
+    spec = replace(pool_spec(ask, c), replicas=chosen.replicas)
+    model = LoadModel(spec, tuple(x.at(x.rate_per_s / chosen.replicas) for x in classes))
+    result = model.evaluate(chosen.rate_rps / chosen.replicas)
+    histories = model.history_hit_ratios(chosen.rate_rps / chosen.replicas)
     shown = chosen
     seen = checked.running.get((ask.name, c.key))
     if seen is not None:
@@ -128,6 +128,7 @@ def build_pool(ask: Ask, service: ChosenService, chosen: ChosenPool, checked: Ch
         max_num_seqs=c.caps.max_num_seqs,
         max_num_batched_tokens=c.caps.max_num_batched_tokens,
         max_model_len=c.caps.max_model_len,
+        scheduling="priority" if by_priority(classes) else None,
         gpu_memory_utilization=sig(c.caps.gpu_memory_utilization),
         graph_sizes_max=graph_sizes_max(c.caps.max_num_seqs, spec.tokens_per_sequence),
         rate=sig(chosen.rate_rps, 6),
@@ -150,10 +151,13 @@ def build_pool(ask: Ask, service: ChosenService, chosen: ChosenPool, checked: Ch
             kv_cache=sig(max(m.kv_bytes, 0.0)),
             method=m.method,
         ),
-        classes=tuple(class_document(ask, chosen, x, checked) for x in classes),
+        classes=tuple(class_document(ask, chosen, x, checked, histories.get(x.name)) for x in classes),
         cost=sig((price.per_gpu_hour if price else 0.0) * c.gpus * chosen.replicas, 6),
         power=None if gpu.tdp is None else sig(gpu.tdp * c.gpus * chosen.replicas),
-        reasons={k: plain_words(ask, v) for k, v in pool_reasons(ask, shown, result, context_tokens=context).items()},
+        reasons={
+            k: plain_words(ask, v)
+            for k, v in pool_reasons(ask, shown, result, context_tokens=context, histories=histories).items()
+        },
     )
     return BuiltPool(ask, chosen, classes, result, document)
 
@@ -196,6 +200,11 @@ def pool_classes(ask: Ask, chosen: ChosenPool, *, rate_ratio: float = 1.0) -> tu
     )
 
 
+def by_priority(classes: Sequence[ClassLoad]) -> bool:
+    """Whether the engine must be told to serve some of the classes before others."""
+    return len({c.priority for c in classes}) > 1
+
+
 def _mean_context(classes: Sequence[ClassLoad]) -> float:
     """Mean context of a running sequence: its prompt and half of its answer, long answers counted longer."""
     weight = total = 0.0
@@ -208,7 +217,9 @@ def _mean_context(classes: Sequence[ClassLoad]) -> float:
     return total / weight if weight else 1.0
 
 
-def class_document(ask: Ask, chosen: ChosenPool, c: ClassLoad, checked: Checked) -> doc.ClassDoc:
+def class_document(
+    ask: Ask, chosen: ChosenPool, c: ClassLoad, checked: Checked, history_hit_ratio: float | None
+) -> doc.ClassDoc:
     """One class's figures, each beside its limit and the simulation's."""
     limits = {s.key: s.limit_s for s in ask.slos_of(c.name)}
     grid = c.grid()
@@ -234,8 +245,10 @@ def class_document(ask: Ask, chosen: ChosenPool, c: ClassLoad, checked: Checked)
     return doc.ClassDoc(
         name=c.name,
         rate=sig(c.rate_per_s, 6),
+        priority=c.priority if by_priority(pool_classes(ask, chosen)) else None,
         input_mean_tokens=sig(grid.mean(grid.input_tokens), 4),
         output_mean_tokens=sig(grid.mean(grid.output_tokens), 4),
+        history_hit_ratio=None if history_hit_ratio is None else sig(history_hit_ratio),
         figures=tuple(figures),
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from planner.candidates.ask import Ask
 from planner.candidates.candidate import Prediction
 from planner.perf.load import LoadResult
@@ -9,7 +11,9 @@ from planner.plan.solution import ChosenPool
 from planner.units import show_bytes, show_rate, show_time
 
 
-def pool_reasons(ask: Ask, chosen: ChosenPool, result: LoadResult, *, context_tokens: float) -> dict[str, str]:
+def pool_reasons(
+    ask: Ask, chosen: ChosenPool, result: LoadResult, *, context_tokens: float, histories: Mapping[str, float]
+) -> dict[str, str]:
     """Decision -> reason, in the order of the decisions."""
     c = chosen.candidate
     m, d = c.memory, c.deployment
@@ -28,8 +32,15 @@ def pool_reasons(ask: Ask, chosen: ChosenPool, result: LoadResult, *, context_to
         f"{show_bytes(m.weights_bytes)}, activations {show_bytes(m.activation_bytes)}, "
         f"graphs {show_bytes(m.cudagraph_bytes)}, cache {left}",
     }
+    if histories:
+        found = ", ".join(f"{ratio:.0%} of {name}'s" for name, ratio in sorted(histories.items()))
+        reasons["prefix_cache"] = f"sessions: {found} earlier tokens are found beside what runs"
     if c.role != "decode":
         reasons["max_num_batched_tokens"] = _budget(ask, chosen)
+    places = {x.name: x.priority for x in ask.classes if x.name in c.class_names}
+    if len(set(places.values())) > 1:
+        order = ", ".join(f"{name} {place}" for name, place in sorted(places.items(), key=lambda p: (p[1], p[0])))
+        reasons["scheduling"] = f"lower is served first: {order}, as each request's `priority` says"
     if c.role == "prefill":
         reasons["role"] = "prompts only; the cache goes to the decode pool"
     elif c.role == "decode":

@@ -220,6 +220,11 @@ def _worker(f: PoolFacts, name: str) -> Component:
 
 def worker_args(f: PoolFacts) -> tuple[Arg, ...]:
     """A worker's arguments: the plan's decisions, by the allow-list; the operator adds ranks and addresses."""
+    if f.pool.scheduling == "priority":
+        raise not_supported(
+            f"classes of different priority in one pool (pool {f.pool.name!r}) with target dynamo",
+            helps=("give the service's classes one priority, or use target kubernetes",),
+        )
     args = _vllm_args(f) if f.engine.engine == "vllm" else _sglang_args(f)
     check_argv(f.engine, argv(args))
     return args
@@ -254,7 +259,7 @@ def _vllm_args(f: PoolFacts) -> tuple[Arg, ...]:
         arg("--gpu-memory-utilization", p.gpu_memory_utilization, f.why("memory", "gpu_memory_utilization")),
         arg("--max-cudagraph-capture-size", vllm.graph_tokens(f), f.why("graph_sizes_max", "cuda_graphs")),
     ]
-    if any(c.prefix_cache is not None for c in f.intent.traffic):
+    if any(c.prefix_cache is not None or c.sessions is not None for c in f.intent.traffic):
         args.append(arg("--enable-prefix-caching", None, f.why("prefix_cache")))
     if f.service.speculation is not None:
         args.append(arg("--speculative-config", vllm.speculation(f.service.speculation), f.speculation_why))

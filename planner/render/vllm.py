@@ -110,8 +110,10 @@ def graph_tokens(f: PoolFacts) -> int:
 
 def _features(f: PoolFacts) -> list[Arg]:
     args = []
-    if any(c.prefix_cache is not None for c in f.intent.traffic):
+    if any(c.prefix_cache is not None or c.sessions is not None for c in f.intent.traffic):
         args.append(arg("--enable-prefix-caching", None, f.why("prefix_cache")))
+    if f.pool.scheduling == "priority":
+        args.append(arg("--scheduling-policy", "priority", f.why("scheduling")))
     if f.service.speculation is not None:
         args.append(arg("--speculative-config", speculation(f.service.speculation), f.speculation_why))
     if f.pool.role != "aggregated":

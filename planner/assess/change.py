@@ -24,7 +24,7 @@ from planner.units import show_bytes, show_time
 _FIELDS = (
     "model", "engine", "image", "shape", "copies", "replicas", "gpus_per_pod", "max_num_seqs", "max_num_batched_tokens",
     "max_model_len", "memory_ratio", "quantization", "kv_cache_dtype", "prefix_caching", "eager", "speculation", "role",
-    "gpu", "pods_per_replica",
+    "gpu", "pods_per_replica", "served_first",
 )  # fmt: skip
 
 

@@ -62,6 +62,8 @@ class Found:
     quantization: str | None = None
     kv_cache_dtype: str | None = None
     prefix_caching: bool = True
+    served_first: Literal["lower", "higher"] | None = None
+    """Which `priority` of a request is served first; None: they are served in order of arrival."""
     eager: bool = False
     graphs_max: int | None = None
     speculation: str | None = None
@@ -170,6 +172,7 @@ def _vllm(f: Found, o: Options) -> Found:
         quantization=o.text("--quantization"),
         kv_cache_dtype=o.text("--kv-cache-dtype"),
         prefix_caching=o.on("--enable-prefix-caching") is not False,
+        served_first="lower" if o.text("--scheduling-policy") == "priority" else None,
         eager=o.on("--enforce-eager") is True,
         graphs_max=graphs,
         speculation=str(speculation.get("method", "draft_model")) if speculation else None,
@@ -211,6 +214,11 @@ def _sglang(f: Found, o: Options) -> Found:
         quantization=o.text("--quantization"),
         kv_cache_dtype=o.text("--kv-cache-dtype"),
         prefix_caching=not o.on("--disable-radix-cache"),
+        served_first=(
+            ("lower" if o.on("--schedule-low-priority-values-first") else "higher")
+            if o.on("--enable-priority-scheduling")
+            else None
+        ),
         eager=o.on("--disable-cuda-graph") is True or o.text("--cuda-graph-backend-decode") == "disabled",
         graphs_max=o.number("--cuda-graph-max-bs-decode"),
         speculation=o.text("--speculative-algorithm"),

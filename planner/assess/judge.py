@@ -127,6 +127,10 @@ def _static(found: Found, service: Service | None, fleet: Fleet | None, gpu: str
     if not starts or service is None:
         return judged, None
     classes = tuple(class_load(c, slos=service.slo, trace=c.trace_summary) for c in service.traffic)
+    if len({c.priority for c in classes}) > 1 and found.served_first != "lower":
+        judged = replace(judged, findings=(*judged.findings, _out_of_order(found)))
+        turn = -1 if found.served_first == "higher" else 0
+        classes = tuple(replace(c, priority=turn * c.priority) for c in classes)
     try:
         model = LoadModel(spec_of(r.ask, d, m, budget=caps.max_num_batched_tokens, seqs=caps.max_num_seqs), classes)
     except UserError as e:
@@ -134,6 +138,16 @@ def _static(found: Found, service: Service | None, fleet: Fleet | None, gpu: str
         return replace(judged, starts=False, findings=(*judged.findings, more)), None
     instances = None if found.replicas is None else found.replicas * r.copies
     return judged, Run(found, r, m, model, instances)
+
+
+def _out_of_order(found: Found) -> Finding:
+    """The intent's priorities are not what this launch does with them; the figures are of the launch."""
+    flag = "--scheduling-policy" if found.engine == "vllm" else "--schedule-low-priority-values-first"
+    if found.served_first == "higher":
+        return Finding("warns", flag, "higher priorities are served first here, the intent's lower ones", f"add {flag}")
+    fix = "--scheduling-policy priority" if found.engine == "vllm" else f"--enable-priority-scheduling {flag}"
+    message = "the classes' priorities have no effect: requests are served in order of arrival"
+    return Finding("warns", flag, message, f"add {fix}")
 
 
 _UNWISE = ("tp-link", "ep-link")

@@ -262,6 +262,8 @@ class TrafficClass(Strict):
     trough: SomeShare | None = None
     """The quietest hour's rate as a share of the peak."""
     priority: Annotated[int, Field(ge=0, le=100)] = 0
+    """Place in the queue of a pool that serves several classes: lower is served first, equal ones in order of arrival.
+    It is the number that clients send as `priority` with each request; a request without one counts as 0."""
     slo: Slos | None = None
 
     @model_validator(mode="after")
@@ -413,7 +415,6 @@ class Service(Strict):
                 ("give every class a rate, or none to ask for the most the fleet carries",),
             )
         return self
-
 
     @property
     def has_rate(self) -> bool:

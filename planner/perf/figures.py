@@ -143,13 +143,11 @@ def ttft_spread(
     first = spread(
         np.concatenate([p.values for p in parts]),
         np.concatenate([w * np.diff(p.cumulative, prepend=0.0) for w, p in zip((1, 2, 1), parts, strict=False)]),
-        "prompt backlog chain",
+        parts[0].method,
     )
     if len(slot) > 1:
         nodes, nodes_w = spread_nodes(first, 40)
-        first = spread(
-            nodes[:, None] + slot[None, :], nodes_w[:, None] * slot_w[None, :], "prompt backlog chain, slot wait"
-        )
+        first = spread(nodes[:, None] + slot[None, :], nodes_w[:, None] * slot_w[None, :], f"{first.method}, slot wait")
     safety = TTFT_SAFETY if model.ranks == 1 else TTFT_SAFETY * LOCKSTEP_SAFETY
     return first.scaled(safety).shifted(host + model.pool.table.stream_s * (run.mean + 1))
 

@@ -55,6 +55,10 @@ class LoadTest:
     guidellm_tokenizer: str
     guidellm_data: str
     max_tokens: int
+    extra_body: str
+    """JSON that every request carries on top; empty: nothing."""
+    extra_inputs: str
+    """The same as AIPerf writes it."""
 
 
 def cv(lengths: Lengths | None) -> float:
@@ -118,6 +122,13 @@ def _load_test(
         {(g.metric, g.limit, g.value) for _, c in docs for g in c.figures if g.limit is not None}, key=lambda g: g[0]
     )
     notes = [f"{g}: at most {show_time(limit)}, planned {show_time(value)}" for g, limit, value in limits]
+    backend: dict[str, Any] = {"model": f.service.model.id, "request_format": "/v1/completions"}
+    if doc.priority is not None:
+        notes.append(
+            f"every request must carry `priority: {doc.priority}`, as clients' requests of this class must: lower is "
+            "served first, and without it a request counts as 0"
+        )
+        backend["extras"] = {"body": {"priority": doc.priority}}
     if traffic.trace is not None:
         notes.append("lengths are the means of the trace; its own requests are the better test where a client reads it")
     # a uniform draw within +-r has a CV of r / sqrt(3)
@@ -156,10 +167,12 @@ def _load_test(
         output_stdev=round(osl * out_cv),
         goodput_vllm=tuple(vllm_goodput[k] for k in sorted(vllm_goodput)),
         goodput_aiperf=" ".join(f"{aiperf[m]}:{in_ms[m]}" for m in sorted(in_ms) if m in aiperf),
-        guidellm_backend='",' + compact({"model": f.service.model.id, "request_format": "/v1/completions"})[1:],
+        guidellm_backend='",' + compact(backend)[1:],
         guidellm_tokenizer=compact({"kind": "huggingface_auto", "model": f.service.model.repo}),
         guidellm_data=compact(_synthetic(isl, osl, round(isl * in_cv), round(osl * out_cv))),
         max_tokens=min(p.pool.max_model_len for p in pools),
+        extra_body="" if doc.priority is None else compact({"priority": doc.priority}),
+        extra_inputs="" if doc.priority is None else f"priority:{doc.priority}",
     )
 
 

@@ -271,6 +271,22 @@ def _check_together(engine: EngineVersion, seen: set[str], options: Mapping[str,
             raise _refuse(engine, "--dp-size and --attn-dp-size exclude each other", "keep one of them")
         if number("--dp-size", 1) > 1 and number("--nnodes", 1) > 1:
             raise _refuse(engine, "--dp-size replicas cannot span nodes", "use replicas of the workload instead")
+        if "--enable-priority-scheduling" in seen:
+            if options.get("--schedule-policy", ["fcfs"]) not in (["fcfs"], ["lof"]):
+                raise _refuse(
+                    engine, "--enable-priority-scheduling needs --schedule-policy fcfs or lof", "leave it out"
+                )
+        else:
+            alone = (
+                "--schedule-low-priority-values-first",
+                "--disable-priority-preemption",
+                "--default-priority-value",
+            )
+            for flag in alone:
+                if flag in seen:
+                    raise _refuse(engine, f"{flag} needs --enable-priority-scheduling", "add it")
+            if options.get("--retraction-policy") == ["priority"]:
+                raise _refuse(engine, "--retraction-policy priority needs --enable-priority-scheduling", "add it")
         if options.get("--disaggregation-decode-allocation-policy") == ["prefill_complete"]:
             raise _refuse(
                 engine,

@@ -35,6 +35,7 @@ def sglang_args(f: PoolFacts) -> tuple[Arg, ...]:
         *_parallel(f),
         *_precision(f),
         *_caps(f),
+        *_scheduling(f),
         *_speculation(f),
         *_transfer(f),
         *_metrics(f),
@@ -111,6 +112,20 @@ def _caps(f: PoolFacts) -> list[Arg]:
     if p.role != "prefill":  # a prefill server captures no decode graphs
         args.append(arg("--cuda-graph-max-bs-decode", p.graph_sizes_max, f.why("graph_sizes_max", "cuda_graphs")))
     return args
+
+
+def _scheduling(f: PoolFacts) -> list[Arg]:
+    """Priorities as vLLM has them, which the plan counts on: lower first, 0 where a request has none, nothing that
+    runs is stopped for what waits, and the last in order makes room when the cache is full."""
+    if f.pool.scheduling != "priority":
+        return []
+    return [
+        arg("--enable-priority-scheduling", None, f.why("scheduling")),
+        arg("--schedule-low-priority-values-first"),
+        arg("--default-priority-value", 0),
+        arg("--disable-priority-preemption"),
+        arg("--retraction-policy", "priority"),
+    ]
 
 
 def _speculation(f: PoolFacts) -> list[Arg]:

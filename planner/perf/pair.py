@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -68,7 +68,8 @@ class PairModel:
             # A long prompt takes long to read and long to send; the wait for the links is that of the others' bytes.
             move = np.array([self.handover.seconds(float(t)) for t in grid.input_tokens])
             sent = _together(fp.ttft, spread(move, grid.weights, "transfer"))
-            ttft = _sum(_sum(sent, self.prefill.outgoing.link_wait(prefill_rate_per_s)), fd.ttft)
+            sent = replace(_sum(sent, self.prefill.outgoing.link_wait(prefill_rate_per_s)), method=sent.method)
+            ttft = _sum(sent, fd.ttft)
             gaps = np.maximum(grid.output_tokens - 1, 0.0)
             whole = None
             if e2e:

@@ -19,6 +19,7 @@ from planner.perf.lengths import Floats, normal_cdf
 from planner.perf.nodes import gamma_quantile, strata_of
 from planner.perf.outgoing import Outgoing, outgoing
 from planner.perf.pool import PoolSpec
+from planner.perf.prefixes import Beside
 from planner.perf.priority import ranked
 from planner.perf.queue import Running
 from planner.perf.replica import ReplicaModel
@@ -110,6 +111,14 @@ class LoadModel(ReplicaModel):
             return super().running(rate_per_s)
         # Room comes back as fast as prompts leave when the cache is full on average.
         return Running(np.array([1.0]), short, max(out.most_per_s(0.0) - rate, 1e-9) / self.ranks)
+
+    def beside_histories(self, rate_per_s: float) -> Beside:
+        """Of a prefill replica: the prompts that it reads and those on their way out."""
+        found = super().beside_histories(rate_per_s)
+        if self.outgoing is None:
+            return found
+        mean, sd = self.outgoing.held(rate_per_s * self.ranks)
+        return replace(found, mean=mean, sd=sd)
 
     def evaluate(self, rate_per_s: float, *, metrics: frozenset[str] = METRICS) -> LoadResult:
         """Figures at one rate of the replica: all, or those the metrics need (the search is faster for it)."""

@@ -45,7 +45,7 @@ class Beside:
     mean: float
     sd: float
     response_s: float
-    """How long answers take: sessions that come back over other replicas are away that much longer."""
+    """How long answers take: histories wait that much longer for turns that other replicas answer meanwhile."""
 
     def within(self, other: Beside) -> bool:
         return self.mean <= other.mean and self.sd <= other.sd and self.response_s <= other.response_s
@@ -60,7 +60,11 @@ class PrefixModel:
         self.shares = tuple(shares)
         # Requests go to the emptiest rank, whatever it holds.
         self.here = tuple(c.here_ratio(pool.replicas) / pool.lockstep_ranks for c in classes)
-        self._apart = any(h < 1 for c, h in zip(self.classes, self.here, strict=True) if c.has_sessions)
+        self._here_too = pool.role == "aggregated"
+        """Whether answers are given where their prompts are read."""
+        self._apart = not self._here_too or any(
+            h < 1 for c, h in zip(self.classes, self.here, strict=True) if c.has_sessions
+        )
         self._known: dict[float, tuple[Floats, Floats]] = {}
         self._own = self._mean_history_units()
         self._shared = self._shared_units()
@@ -70,7 +74,7 @@ class PrefixModel:
     def histories(self, kept: Kept) -> tuple[History | None, ...]:
         """By class: what its turns find."""
         return tuple(
-            history_of(k, here=h, answers=c.lengths.thinking is None and self.pool.role == "aggregated") if k else None
+            history_of(k, here=h, answers=c.lengths.thinking is None and self._here_too) if k else None
             for c, h, k in zip(self.classes, self.here, kept, strict=True)
         )
 
@@ -86,14 +90,14 @@ class PrefixModel:
             sd=np.sqrt(beside.sd**2 + rate_per_s * variance),
         )
         return tuple(
-            tuple(
-                _rounded(float(returns(j, think_s=_think_s(c), response_s=response_s) @ there))
-                for j in range(1, looked_back(h) + 1)
-            )
+            tuple(_rounded(float(self._returns(c, j, response_s) @ there)) for j in range(1, looked_back(h) + 1))
             if c.has_sessions
             else ()
             for c, h in zip(self.classes, self.here, strict=True)
         )
+
+    def _returns(self, c: ClassLoad, back: int, response_s: float) -> Floats:
+        return returns(back, think_s=_think_s(c), response_s=response_s, answers=self._here_too)
 
     def rounded(self, beside: Beside, *, more: int) -> Beside:
         """Up to the next value of coarse series, and so many steps beyond."""
@@ -116,7 +120,10 @@ class PrefixModel:
         for c, share, here in zip(self.classes, self.shares, self.here, strict=True):
             if c.has_sessions:
                 _, weights = turn_shares(c.lengths.turns)
-                stood = untouched_s(c.lengths.turns, _think_s(c), here, response_s if here < 1 else 0.0)
+                away = response_s if here < 1 or not self._here_too else 0.0
+                stood = untouched_s(
+                    c.lengths.turns, think_s=_think_s(c), here=here, response_s=away, answers=self._here_too
+                )
                 units, spread = self._contexts(c)
                 mean += share * ((weights * units) @ stood)
                 variance += share * ((weights * units**2 * (1 + spread)) @ stood)

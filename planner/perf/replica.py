@@ -24,6 +24,8 @@ from planner.perf.sessions import History
 from planner.perf.table_math import along, attention_s, decode_s, prompt_attention_s, prompt_extra_s
 from planner.perf.traffic import ClassLoad, Requests
 
+ELSEWHERE = 32
+"""Sequences that a decode replica is assumed to run, where a prefill replica must know how long answers take."""
 _SETTLING = 12
 """Tries to find what is kept beside what runs, which depends on what is kept."""
 _TOLERANCE = 0.01
@@ -117,11 +119,16 @@ class ReplicaModel:
         if self.mean_steps == 0:
             mean_n = var_n = 0.0
         prompt_s = self.work(mean_n)[0]
+        answer_s = mean_n / rate_per_s
+        if self.pool.role == "prefill":
+            # Given by a decode replica that nothing is known of here: as fast as by this one in a middling batch.
+            batch = np.array([float(min(self.pool.max_num_seqs, ELSEWHERE))])
+            answer_s = self.grid.mean(self.grid.output_tokens) * float(decode_s(self.pool, batch, self.context)[0])
         prompts = min(rate_per_s * prompt_s, 1.0) * self.grid.mean(self.grid.input_tokens) / max(self.context, 1.0)
         return Beside(
             (mean_n + prompts) * self.kv_mean,
             math.sqrt(mean_n * self.kv_var + var_n * self.kv_mean**2),
-            mean_n / rate_per_s + prompt_s,
+            answer_s + prompt_s,
         )
 
     def _with(self, kept: Kept) -> Self:

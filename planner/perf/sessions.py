@@ -69,31 +69,35 @@ def history_of(kept: tuple[float, ...], *, here: float, answers: bool) -> Histor
 
 
 @lru_cache(maxsize=512)
-def returns(back: int, *, think_s: float, response_s: float) -> Floats:
+def returns(back: int, *, think_s: float, response_s: float, answers: bool) -> Floats:
     """Probability that `back` think times, and the answers given elsewhere between them (`response_s` each), end at
-    each age of `TIMES_S` (or since the one before)."""
-    return np.diff(_erlang_cdf(back, TIMES_S - (back - 1) * response_s, think_s), prepend=0.0)
+    each age of `TIMES_S` (or since the one before). answers: as of `History`; else the first one is given elsewhere.
+    """
+    away = (back - (1 if answers else 0)) * response_s
+    return np.diff(_erlang_cdf(back, TIMES_S - away, think_s), prepend=0.0)
 
 
 @lru_cache(maxsize=512)
-def untouched_s(turns: float, think_s: float, here: float, response_s: float) -> Floats:
+def untouched_s(turns: float, *, think_s: float, here: float, response_s: float, answers: bool) -> Floats:
     """By turn number and age in `TIMES_S`: how long of that age a turn's context has stood untouched, on average.
 
     H_k(t) = integral over u <= t of P(no later turn of the session came to this replica within u)
 
     A session's last turn is never touched again: H(t) = t. Turns here are those of a session that comes back to this
-    replica with probability `here` each time.
+    replica with probability `here` each time; other words as of `returns`.
     """
     numbers, shares = turn_shares(turns)
     later = np.zeros((len(numbers), len(TIMES_S)))
+    given = 1 if answers else 0
     if here == 1:
-        # t - P(another turn) (t - Z (1 - e^(-t / Z)))
+        # t - P(another turn) (t' - Z (1 - e^(-t' / Z))),  t' = t without an answer given elsewhere
         goes_on = np.append(shares[1:] / shares[:-1], 0.0)
-        back = TIMES_S - think_s * -np.expm1(-TIMES_S / think_s)
+        since = np.maximum(TIMES_S - (1 - given) * response_s, 0.0)
+        back = since - think_s * -np.expm1(-since / think_s)
         return np.asarray(TIMES_S[None, :] - goes_on[:, None] * back[None, :], dtype=np.float64)
     for j in range(1, min(BACK, len(numbers) - 1) + 1):
         goes_on = shares[j:] / shares[:-j]
-        came = here * (1 - here) ** (j - 1) * _erlang_cdf(j, TIMES_S - (j - 1) * response_s, think_s)
+        came = here * (1 - here) ** (j - 1) * _erlang_cdf(j, TIMES_S - (j - given) * response_s, think_s)
         later[:-j] += goes_on[:, None] * came[None, :]
     alone = 1 - later
     steps = np.diff(TIMES_S, prepend=0.0)

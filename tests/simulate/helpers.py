@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from planner.intent.document import Lengths
 from planner.intent.slo import parse_slo
 from planner.perf.lengths import Distribution, distribution
@@ -49,6 +51,23 @@ def traffic(
 ) -> ClassLoad:
     joint = JointLengths(lengths(isl, cv), lengths(osl, cv if out_cv is None else out_cv))
     return ClassLoad(name, rate, joint, PrefixHits(share=share), arrivals_cv, tuple(parse_slo(s) for s in slo))
+
+
+def conversation(
+    *,
+    routing: Literal["round-robin", "affinity"] = "affinity",
+    turns: float = 6,
+    think_s: float = 20.0,
+    isl: float = 600,
+    osl: float = 200,
+    cv: float = 1.0,
+    thinking: float = 0.0,
+    rate: float = 1.0,
+    arrivals_cv: float = 1.0,
+    name: str = "talk",
+) -> ClassLoad:
+    joint = JointLengths(lengths(isl, cv), lengths(osl, cv), lengths(thinking) if thinking else None, turns)
+    return ClassLoad(name, rate, joint, PrefixHits(routing=routing), arrivals_cv, think_time_s=think_s)
 
 
 def pool(**changes: object) -> PoolSpec:

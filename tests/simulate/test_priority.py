@@ -103,7 +103,8 @@ def test_equal_priorities_change_nothing(changes: dict[str, object]) -> None:
 )
 def test_what_is_served_first_waits_less(changes: dict[str, object]) -> None:
     plain, ranked = (mixed(pool(**changes), 0.85, priority) for priority in (0, 10))
-    assert ranked.books.finished + ranked.books.rejected == ranked.books.arrived
+    for r in (plain, ranked):  # a decode replica's recomputed prompts are longer than a step's budget here
+        assert r.books.finished + r.books.rejected == r.books.arrived
     for stat in ("mean", "p99"):
         assert ranked.sample("chat").value("ttft", stat) < 0.97 * plain.sample("chat").value("ttft", stat)
     assert ranked.sample("batch").value("ttft", "mean") > 0.95 * plain.sample("batch").value("ttft", "mean")

@@ -42,14 +42,14 @@ def test_one_slot_is_cobhams_queue() -> None:
         ClassLoad(n, rates[n], JointLengths(lengths(100), lengths(o, 0.5)), priority=priorities[n])
         for n, o in outputs.items()
     )
-    r = simulate(SimSpec((SimPool("one", PoolSpec(FLAT, 1, 4096, 1e9)),), classes, requests=60_000))
+    r = simulate(SimSpec((SimPool("one", PoolSpec(FLAT, 1, 4096, 1e9)),), classes, requests=30_000))
     work = {c.name: c.rate_per_s * c.lengths.output.mean * 0.01 for c in classes}
     rng = np.random.default_rng(1)
     left = sum(c.rate_per_s * float((c.lengths.output.sample(rng, 200_000) ** 2).mean()) * 1e-4 / 2 for c in classes)
     before = 0.0
     for name in ("first", "middle", "last"):
         wait = r.sample(name).value("ttft", "mean") - 0.01
-        assert wait == pytest.approx(left / ((1 - before) * (1 - before - work[name])), rel=0.08)
+        assert wait == pytest.approx(left / ((1 - before) * (1 - before - work[name])), rel=0.1)
         before += work[name]
     assert before == pytest.approx(0.8, rel=0.03)
 

@@ -37,21 +37,21 @@ def test_one_slot_is_cobhams_queue() -> None:
     """W_k = W0 / ((1 - s_(k-1)) (1 - s_k)), and a lower number is served first whatever the order of classes."""
     outputs = {"last": 40, "first": 5, "middle": 20}
     priorities = {"last": 90, "first": 0, "middle": 7}
-    rates = {"last": 0.75, "first": 6.0, "middle": 1.0}
+    rates = {"last": 0.6, "first": 5.0, "middle": 1.0}
     classes = tuple(
         ClassLoad(n, rates[n], JointLengths(lengths(100), lengths(o, 0.5)), priority=priorities[n])
         for n, o in outputs.items()
     )
-    r = simulate(SimSpec((SimPool("one", PoolSpec(FLAT, 1, 4096, 1e9)),), classes, requests=30_000))
+    r = simulate(SimSpec((SimPool("one", PoolSpec(FLAT, 1, 4096, 1e9)),), classes, requests=40_000))
     work = {c.name: c.rate_per_s * c.lengths.output.mean * 0.01 for c in classes}
     rng = np.random.default_rng(1)
     left = sum(c.rate_per_s * float((c.lengths.output.sample(rng, 200_000) ** 2).mean()) * 1e-4 / 2 for c in classes)
     before = 0.0
     for name in ("first", "middle", "last"):
         wait = r.sample(name).value("ttft", "mean") - 0.01
-        assert wait == pytest.approx(left / ((1 - before) * (1 - before - work[name])), rel=0.1)
+        assert wait == pytest.approx(left / ((1 - before) * (1 - before - work[name])), rel=0.08)
         before += work[name]
-    assert before == pytest.approx(0.8, rel=0.03)
+    assert before == pytest.approx(0.69, rel=0.03)
 
 
 @pytest.mark.parametrize("scheduler", ["decode-first", "prefill-first"])

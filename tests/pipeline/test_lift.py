@@ -90,7 +90,7 @@ def test_without_promises_on_the_first_token_nothing_is_looked_at(
         raise AssertionError("looked")
 
     monkeypatch.setattr(lifting, "candidates", never)
-    monkeypatch.setattr(lifting, "simulate", never)
+    monkeypatch.setattr(lifting, "held", never)
     assert lifted(q, first, never) is first  # type: ignore[arg-type]
 
 
@@ -174,7 +174,7 @@ def test_a_closed_form_above_a_kept_promise_gives_way_to_the_simulation(
     keys = {"ttft.mean": 0.1, "ttft.p99": 0.24, "itl.p99": 0.04}
     checked = replace(again.checked, figures={(a.name, pool.candidate.key, "default", m): v for m, v in keys.items()})
     chosen = ChosenPool(pool.candidate, pool.replicas, pool.rate_rps, told)
-    figures = {f.metric: f for f in pools.class_document(a, chosen, a.classes[0], checked).figures}
+    figures = {f.metric: f for f in pools.class_document(a, chosen, a.classes[0], checked, None).figures}
     assert (figures["ttft.p99"].value, figures["ttft.p99"].method) == (0.24, "simulation; closed form 400ms")
     assert (figures["ttft.p99"].low, figures["ttft.p99"].high) == (0.192, 0.36)
     assert figures["ttft.mean"].value == 0.1  # never above the p99 that it stands beside

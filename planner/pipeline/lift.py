@@ -240,6 +240,5 @@ def carries(ask: Ask, candidate: Candidate, rate_rps: float, *, total_rps: float
     result, found = held(spec)
     margins = margins_of(ask, candidate.deployment)
     return not grows(result) and all(
-        v.simulated_s * (1 + (margins[v.slo.metric] if v.slo.metric in FIRST else 0.0)) <= v.slo.limit_s
-        for v in found
+        v.simulated_s * (1 + (margins[v.slo.metric] if v.slo.metric in FIRST else 0.0)) <= v.slo.limit_s for v in found
     )

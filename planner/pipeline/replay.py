@@ -34,12 +34,15 @@ class Replayed:
     pools: tuple[str, ...]
     result: SimResult
     verdicts: tuple[Verdict, ...]
+    missing: tuple[str, ...] = ()
+    """Traces that its classes replay and that are not at hand: Poisson arrivals at the planned rate stand for them."""
 
     def as_data(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
             "service": self.service,
             "pools_simulated": list(self.pools),
+            "traces_missing": list(self.missing),
             **self.result.as_data(),
             "slos": [
                 {
@@ -149,7 +152,11 @@ def replay(
             result = simulate(spec)
             found.append(
                 Replayed(
-                    s.name, tuple(p.name for p in unit), result, verdicts(result, {c.name: c.slos for c in classes})
+                    s.name,
+                    tuple(p.name for p in unit),
+                    result,
+                    verdicts(result, {c.name: c.slos for c in classes}),
+                    tuple(str(c.trace) for c in replaying(ask, [c.name for c in classes]) if c.name not in traces),
                 )
             )
     return tuple(found)
@@ -200,6 +207,10 @@ def replay_text(found: Sequence[Replayed], *, width: int = 100) -> str:
     return "\n\n".join(_text(r, max(60, min(width, 140))) for r in found)
 
 
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'s' if n != 1 else ''}"
+
+
 def _told(v: Verdict) -> tuple[str, str]:
     """Simulated figure and verdict; a promise that nothing measured is neither held nor missed."""
     if math.isnan(v.simulated_s):
@@ -213,8 +224,9 @@ def _text(r: Replayed, width: int) -> str:
     b = r.result.books
     head = (
         f"SIMULATED {' + '.join(r.pools)}: {show_rate(r.result.rate_per_s)}, {b.arrived:,} requests over "
-        f"{len(r.result.seeds)} seeds, {show_time(r.result.duration_s)} each"
+        f"{_count(len(r.result.seeds), 'seed')}, {show_time(r.result.duration_s)} each"
     )
+    head += "".join(f"\n{t} is not here: Poisson arrivals at the planned rate stand for it" for t in r.missing)
     books = (
         f"{b.finished:,} finished, {b.rejected:,} rejected, {b.unfinished:,} unfinished, "
         f"{b.preemptions:,} preemptions; "

@@ -74,7 +74,7 @@ def file_of(question: Question, service: str, cls: TrafficClass) -> Path:
             f"service {service}: class {cls.name!r} replays {cls.trace}, which is not here",
             None,
             ("a plan keeps a trace's lengths and digest, not its rows",),
-            (f"run from the folder that {cls.trace} is relative to", "or leave the replay out: --no-verify"),
+            (f"run from the folder that {cls.trace} is relative to", "or plan without the replay: plan --no-verify"),
         )
     if cls.trace_summary is not None and _digest(path) != cls.trace_summary.digest:
         raise UserError(

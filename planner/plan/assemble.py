@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version as package_version
 from typing import Protocol
 
@@ -84,6 +84,7 @@ def assemble(asked: Asked, solution: Solution, checked: Checked) -> doc.Plan:
             *solution.notes,
             *(f"not confirmed: {f}" for f in checked.failed),
             *(f"past its limit within the simulation's noise: {d}" for d in checked.doubts),
+            *_not_replayed(asked, checked),
             *_warnings(pools),
         ),
         measure_first=_measure_first(services),
@@ -219,6 +220,14 @@ def _sessions(service: doc.ServiceDoc, c: TrafficClass) -> str:
         f", sessions of {c.sessions.turns:g} turns {show_time(c.sessions.think_time)} apart, "
         f"{min(hits):.0%} of earlier turns found in the cache"
     )
+
+
+def _not_replayed(asked: Asked, checked: Checked) -> Iterator[str]:
+    for service in asked.intent.services:
+        for c in service.traffic:
+            if c.arrivals.process == "replay" and service.name not in checked.replayed:
+                instead = "its busiest minute as Poisson arrivals stands for it"
+                yield f"{service.name}: {c.trace} was not replayed; {instead}"
 
 
 def _warnings(pools: Sequence[BuiltPool]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from planner.errors import Exit, UserError
 from planner.intent.resolve import Words
 from planner.pipeline import ask, make_plan, traces
 from planner.pipeline.question import Question, question_of
-from planner.pipeline.replay import candidate_of, replay
+from planner.pipeline.replay import candidate_of, replay, replay_text
 from planner.pipeline.traces import traces_of
 from planner.pipeline.verify import unit_spec
 from planner.plan.document import Plan
@@ -121,6 +121,9 @@ def test_a_plan_without_its_trace_is_simulated_as_poisson(
     monkeypatch.chdir(path.parent)
     (seen,) = replay(plan)
     assert smooth.result.books.arrived == 4000
+    assert smooth.missing == ("burst.csv",)
+    assert "burst.csv is not here: Poisson arrivals" in replay_text([smooth])
+    assert seen.missing == ()
     assert seen.result.books.arrived == 1200
     assert seen.result.classes[0].value("ttft", "p99") > smooth.result.classes[0].value("ttft", "p99")
 
@@ -185,3 +188,10 @@ def test_of_an_endless_trace_the_stretch_around_its_busiest_minute_is_replayed(
     assert len(times) == 200
     assert {t for t in times if t is not None} >= set(busy)
     assert "the busiest stretch of the trace" in make_plan(q).verification.note
+
+
+def test_without_verification_a_plan_says_that_nothing_was_replayed(planned: tuple[Path, Plan]) -> None:
+    path, plan = planned
+    said = "burst.csv was not replayed; its busiest minute as Poisson arrivals stands for it"
+    assert any(said in w for w in make_plan(asked(path), verify=False).warnings)
+    assert not any("was not replayed" in w for w in plan.warnings)

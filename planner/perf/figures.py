@@ -2,62 +2,67 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from planner.perf.firsttoken import first_token, first_token_ranked
-from planner.perf.lengths import Floats, normal_cdf
+from planner.perf.firsttoken import first_token, first_token_ranked, first_token_ranks
+from planner.perf.lengths import Floats
 from planner.perf.nodes import (
     exponential_nodes,
-    gamma_quantile,
     level_nodes,
     sorted_by,
     spread_nodes,
     strata_of,
 )
 from planner.perf.priority import ahead_of, slot_nodes
+from planner.perf.prompts import dearest
 from planner.perf.queue import Backlog, Running
 from planner.perf.replica import ReplicaModel
 from planner.perf.spread import Spread, spread
-from planner.perf.table_math import along
+from planner.perf.stalls import Stalls
 from planner.perf.traffic import Requests
 
 _Z = np.array([-2.33, -1.28, -0.67, 0.0, 0.67, 1.28, 2.33])
 _Z_WEIGHTS = np.array([0.04, 0.16, 0.2, 0.2, 0.2, 0.16, 0.04])
+_LEAST = 0.02
+"""Share of the time that decodes have, at least."""
 TTFT_SAFETY = 1.15
 """TTFT is stated a seventh longer than the chain says: with it nine of ten p99 lie on the safe side of the
 simulation up to the default load cap (benchmarks/load.py; without it the median error is -2%)."""
-
-
-LOCKSTEP_SAFETY = 1.25
-"""The same on top for ranks in lock-step, whose prompts wait for the longest chunk of all ranks."""
 
 
 def gap_spread(model: ReplicaModel, run: Running, backlog: Backlog | None, rate: float) -> Spread:
     """All gaps pooled: decode steps at the running batch, with and without prompt chunks in them."""
     if model.mean_steps == 0:
         return spread([0.0, 0.0], [1.0, 1.0], "no gaps", mean=0.0)
-    nodes, weights = model.running_nodes(run)
-    base = np.interp(nodes, np.arange(1, len(model.step) + 1), model.step)
+    base, weights = model.step_nodes(run)
     per_step, token_s = model.per_step, model.pool.table.token_s
     little = run.mean / (rate * model.mean_steps)
     if backlog is None:
         values, w = base, weights
-    elif model.pool.scheduler == "prefill-first":
-        values, w = stalls(model, base, weights, rate)
+    elif model.batch.stands:
+        found = model.batch.stalls(rate, run.mean, batch_mean=backlog.batch_mean, chain=backlog.ranks)
+        if backlog.ranks is not None:
+            # Other ranks' prompts lengthen the own decode steps.
+            base = np.maximum(base[:, None], backlog.ranks.step_s).ravel()
+            weights = (weights[:, None] * backlog.ranks.others_idle).ravel()
+        values, w = stalls(model, base, weights, found)
     else:
-        added = backlog.alone_s - backlog.alone_s[0]
-        where, where_w = positions(model, run.mean)
+        alone = backlog.step_s if backlog.ranks is None else backlog.ranks.step_s
+        shares = backlog.chunks if backlog.ranks is None else backlog.ranks.steps
+        added = alone - alone[0]
+        where, where_w = model.prompts.positions(run.mean)
+        if backlog.ranks is not None:
+            where, where_w = where - backlog.ranks.dearer_s, dearest(where_w, backlog.ranks.crowd)
         full = np.outer(np.arange(backlog.chunk_levels + 1) * backlog.level_tokens, where)
         extra = added[:, None] + full
         values = base[:, None, None] + extra[None]
         # Longer steps at a larger batch meet more prompts: f is the chain's at the mean batch, f T / T_mean here.
-        mixed = float(backlog.chunks[1:].sum())
+        mixed = float(shares[1:].sum())
         longer = base / model.step_at(run.mean)
         here = mixed * longer / (1 + mixed * (longer - 1))
-        chunks = np.outer(here / max(mixed, 1e-12), backlog.chunks)
+        chunks = np.outer(here / max(mixed, 1e-12), shares)
         chunks[:, 0] = 1 - here
         w = weights[:, None, None] * chunks[:, :, None] * where_w[None, None, :]
     # The chain's mean (Little's law) is the better one: keep it, and let the percentiles be the mixture's.
@@ -70,42 +75,22 @@ def gap_spread(model: ReplicaModel, run: Running, backlog: Backlog | None, rate:
     return spread(values, w, "mixed-step mixture", mean=little / per_step).shifted(token_s)
 
 
-def positions(model: ReplicaModel, decodes: float) -> tuple[Floats, Floats]:
-    """How much dearer a prompt token is at its chunk's place in the prompt than on average (s per token)."""
-    g, table = model.grid, model.pool.table
-    chunk = model.chunk(decodes)
-    at = np.array([1, 3, 5, 7]) / 8
-    tokens = g.prefill_tokens
-    size = np.minimum(chunk, tokens)
-    start = g.cached_tokens[:, None] + np.maximum(tokens - size, 0.0)[:, None] * at
-    cost = along(table.prefill_attention, size[:, None] * start + (size * (size + 1) / 2)[:, None]) / size[:, None]
-    w = (g.weights * tokens)[:, None] * np.full(4, 0.25)
-    order = np.argsort(cost, axis=None, kind="stable")
-    c, wt = cost.ravel()[order], w.ravel()[order]
-    cell = np.minimum((np.cumsum(wt) - wt / 2) / wt.sum() * 8, 7).astype(int)
-    mass = np.bincount(cell, weights=wt, minlength=8)
-    value = np.bincount(cell, weights=wt * c, minlength=8)
-    keep = mass > 0
-    mean = float(value.sum() / mass.sum())
-    return value[keep] / mass[keep] - mean, mass[keep] / mass.sum()
+def stalls(model: ReplicaModel, base: Floats, weights: Floats, found: Stalls) -> tuple[Floats, Floats]:
+    """Gaps under a prefill-first scheduler: a decode step, and the prompts alone that ran before it.
 
-
-def stalls(model: ReplicaModel, base: Floats, weights: Floats, rate: float) -> tuple[Floats, Floats]:
-    """Gaps under a prefill-first scheduler: a decode step, and the busy period of the prompts that came meanwhile.
-
-    Busy period of M/G/1 with work S: E = E[S] / (1 - rho), E2 = E[S^2] / (1 - rho)^3, as a gamma.
+    A sequence's first gap is the rest of the stall that its own prompt was in: one gap of each request.
     """
-    work = model.prompts_s(0.0, None)
-    mean, second = model.grid.mean(work), model.grid.mean(work**2)
-    rho = min(rate * mean, 0.98)
-    # Stalls cluster a little (a stalled batch grows): 8% more gaps meet one than independent arrivals say.
-    some = np.minimum(1.08 * (1 - np.exp(-rate * base)), 1.0)
-    busy, busy2 = mean / (1 - rho), second / (1 - rho) ** 3
-    z = np.linspace(-2.4, 2.9, 24)
-    density = np.diff(normal_cdf(np.concatenate([[-9], (z[1:] + z[:-1]) / 2, [9]])))
-    long = np.array([gamma_quantile(busy, math.sqrt(max(busy2 - busy**2, 1e-18)), float(x)) for x in z])
-    values = np.concatenate([base, (base[:, None] + long[None]).ravel()])
-    return values, np.concatenate([weights * (1 - some), ((weights * some)[:, None] * density[None]).ravel()])
+    first = 1 / max(model.mean_steps, 1.0)
+    some = found.begun(base)
+    values = np.concatenate([base, (base[:, None] + found.times_s).ravel(), (base[:, None] + found.joined_s).ravel()])
+    w = np.concatenate(
+        [
+            weights * (1 - some) * (1 - first),
+            ((weights * some)[:, None] * found.weights).ravel() * (1 - first),
+            (weights[:, None] * found.joined_weights).ravel() * first,
+        ]
+    )
+    return values, w
 
 
 def ttft_spread(
@@ -137,7 +122,10 @@ def ttft_spread(
             "next step, slot wait",
         )
     if level is None:
-        parts = [first_token(model, grid, b) for b in backlogs]
+        parts = [
+            first_token(model, grid, b) if b.ranks is None else first_token_ranks(model, grid, b, b.ranks)
+            for b in backlogs
+        ]
     else:
         parts = [first_token_ranked(model, grid, ahead_of(model, level[0], b, level[1])) for b in backlogs]
     first = spread(
@@ -148,8 +136,7 @@ def ttft_spread(
     if len(slot) > 1:
         nodes, nodes_w = spread_nodes(first, 40)
         first = spread(nodes[:, None] + slot[None, :], nodes_w[:, None] * slot_w[None, :], f"{first.method}, slot wait")
-    safety = TTFT_SAFETY if model.ranks == 1 else TTFT_SAFETY * LOCKSTEP_SAFETY
-    return first.scaled(safety).shifted(host + model.pool.table.stream_s * (run.mean + 1))
+    return first.scaled(TTFT_SAFETY).shifted(host + model.pool.table.stream_s * (run.mean + 1))
 
 
 def speed_nodes(model: ReplicaModel, run: Running, itl: Spread) -> tuple[Floats, Floats]:
@@ -183,18 +170,30 @@ def tpot_spread(
     else:
         # W is what a prompt leaves behind, in time added to steps: as much as it found (nodes of the backlog).
         levels, wait_w = level_nodes(backlog.at_arrivals, 7)
-        wait = levels * (backlog.step_s[-1] - backlog.step_s[0]) / backlog.chunk_levels
-        work, work2 = model.work(run.mean)
-        rho = min(rate * work * backlog.stall_ratio, 0.95)
-        start = x[:, :, None] + wait[None, None, :]
-        mean = start / (1 - rho)
-        sd = np.sqrt(start * rate * backlog.stall_ratio * work2 / (1 - rho) ** 3)
+        chain = backlog.ranks
+        if chain is None:
+            beside = 0.0 if model.batch.stands else backlog.step_s[0]
+            wait = levels * (backlog.step_s[-1] - beside) / backlog.chunk_levels
+            work, work2 = model.work(run.mean)
+            rho = min(rate * work, 0.95)
+            start = x[:, :, None] + wait[None, None, :]
+            mean = start / (1 - rho)
+            sd = np.sqrt(start * rate * work2 / (1 - rho) ** 3)
+        else:
+            # Steps of all ranks, as many as the answer has; own prompts stop them too where they run alone.
+            stretch = (
+                chain.mean_s / (max(1 - chain.own, _LEAST) if model.batch.stands else 1.0) / model.step_at(run.mean)
+            )
+            mean = (x * stretch)[:, :, None]
+            sd = np.sqrt(mean * stretch * chain.variance_s2 / chain.mean_s)
+            wait_w = np.ones(1)
     k = np.maximum((mean / np.maximum(sd, 1e-12)) ** 2, 1e-3)[..., None]
     cube = np.maximum(1 - 1 / (9 * k) + _Z / (3 * np.sqrt(k)), 0.0) ** 3
     values = np.maximum(mean[..., None] * cube, x[:, :, None, None]) / o[None, :, None, None]
     if backlog is not None and model.pool.scheduler == "decode-first":
         # No gap is longer than a step with a full chunk.
-        full = (base + backlog.alone_s[-1] - backlog.alone_s[0]) / model.per_step
+        alone = backlog.step_s if backlog.ranks is None else backlog.ranks.step_s
+        full = (base + alone[-1] - alone[0]) / model.per_step
         values = np.minimum(values, full[:, None, None, None])
     w = weights[:, None, None, None] * o_w[None, :, None, None] * wait_w[None, None, :, None] * _Z_WEIGHTS
     return spread(values, w, "delay busy period", mean=itl.mean).shifted(model.pool.table.token_s)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from planner.perf.lengths import Floats
-from planner.perf.nodes import level_nodes, poisson3, size_nodes, sorted_by, strata_of
+from planner.perf.nodes import exponential_nodes, level_nodes, poisson3, size_nodes, sorted_by, strata_of
 from planner.perf.priority import Ahead
 from planner.perf.queue import Backlog
+from planner.perf.ranks import RankChain
 from planner.perf.replica import ReplicaModel
 from planner.perf.spread import Spread, spread
 from planner.perf.traffic import Requests
@@ -15,6 +16,8 @@ from planner.perf.traffic import Requests
 _SUM_Z, _SUM_W = np.array([-1.1, 0.0, 1.65]), np.array([0.3, 0.5, 0.2])
 _LEFT = np.array([1, 3, 5]) / 6
 """Of the step under way, when a prompt arrives."""
+_BATCHES = 1.02
+"""Mean batch from which on arrivals count as bursty."""
 
 
 def first_token(model: ReplicaModel, grid: Requests, backlog: Backlog) -> Spread:
@@ -26,8 +29,8 @@ def first_token(model: ReplicaModel, grid: Requests, backlog: Backlog) -> Spread
     now = _now(backlog, ahead, taken)
     sizes, sizes_w = size_nodes(model.grid.prefill_tokens / level, model.grid.weights)
     prompts_per_s = backlog.mean_arrivals / float(sizes @ sizes_w)
-    before, before_w = _before(prompts_per_s * now[:, None] * (1 - _LEFT)[None, :], sizes, sizes_w)
-    behind = (ahead - taken)[:, None, None] + before
+    before, before_w = _before(backlog, prompts_per_s * now[:, None] * (1 - _LEFT)[None, :], sizes, sizes_w)
+    behind = ((ahead - taken)[:, None, None] + before) * backlog.wait_ratio
     total = behind[:, :, :, None] + np.maximum(prompts / level, 1e-3)[None, None, None, :]
     steps = np.ceil(total / K - 1e-9)
     wait = now[:, None, None, None] * _LEFT[None, :, None, None] + (steps - 1) * step_s[K]
@@ -36,6 +39,39 @@ def first_token(model: ReplicaModel, grid: Requests, backlog: Backlog) -> Spread
     time = wait[..., None] + np.interp(filled, *_curve(backlog))
     w = (ahead_w[:, None, None] * (before_w / len(_LEFT)))[..., None] * prompt_w
     return spread(time, w[..., None] * later_w, "prompt backlog chain")
+
+
+def first_token_ranks(model: ReplicaModel, grid: Requests, backlog: Backlog, chain: RankChain) -> Spread:
+    """Of ranks in lock-step: the step under way is as long as its longest chunk, and so is each that follows.
+
+    Of the step under way, an arrival sees long ones more often; of the own last step, the other ranks' chunks depend
+    on the step before it.
+    """
+    prompts, prompt_w = strata_of(*sorted_by(grid.prefill_tokens, grid.weights), 11)
+    level, step_s = chain.level_tokens, chain.step_s
+    K = len(step_s) - 1
+    ahead, ahead_w = level_nodes(backlog.at_arrivals, 13)
+    others, others_w = level_nodes(chain.steps @ chain.others, 7)
+    longest = np.maximum(np.minimum(ahead, K)[:, None], others[None, :])
+    now = np.interp(longest, np.arange(K + 1), step_s)
+    met = now * others_w
+    w = (ahead_w[:, None] * met / met.sum(axis=1, keepdims=True)).ravel()
+    now, longest = now.ravel(), np.rint(longest).astype(np.int64).ravel()
+    if model.mean_steps == 0:  # idle ranks start at once
+        now = np.where(longest == 0, 0.0, now)
+    left_over = np.repeat(np.maximum(ahead - K, 0.0), len(others))
+    sizes, sizes_w = size_nodes(model.grid.prefill_tokens / level, model.grid.weights)
+    prompts_per_s = backlog.mean_arrivals / float(sizes @ sizes_w)
+    before, before_w = _before(backlog, prompts_per_s * now[:, None] * (1 - _LEFT)[None, :], sizes, sizes_w)
+    behind = (left_over[:, None, None] + before) * backlog.wait_ratio
+    total = behind[..., None] + np.maximum(prompts / level, 1e-3)
+    steps = np.ceil(total / K - 1e-9)
+    rest = np.clip(np.rint(total - (steps - 1) * K), 1, K).astype(np.int64)
+    last = chain.with_own(np.arange(K + 1.0))
+    after = np.where(steps > 1, K, longest[:, None, None, None])
+    time = (now[:, None] * _LEFT)[..., None, None] + (steps - 1) * step_s[K] + last[after, rest]
+    weights = (w[:, None, None] * before_w / len(_LEFT))[..., None] * prompt_w
+    return spread(time, weights, "steps of ranks in lock-step")
 
 
 def first_token_ranked(model: ReplicaModel, grid: Requests, ahead: Ahead) -> Spread:
@@ -50,7 +86,7 @@ def first_token_ranked(model: ReplicaModel, grid: Requests, ahead: Ahead) -> Spr
     now = np.where(found < 0.5, now, now + ahead.full_ratio * (step_s[K] - now))
     sizes, sizes_w = size_nodes(*ahead.sizes)
     own_per_s = backlog.mean_arrivals / float(sizes @ sizes_w)
-    before, before_w = _before(own_per_s * now[:, None] * (1 - _LEFT)[None, :], sizes, sizes_w)
+    before, before_w = _before(backlog, own_per_s * now[:, None] * (1 - _LEFT)[None, :], sizes, sizes_w)
     behind = (found - taken)[:, None, None] + before
     under_way = np.broadcast_to((now[:, None] * _LEFT[None, :])[..., None], behind.shape)
     w = found_w[:, None, None] * (before_w / len(_LEFT))
@@ -89,9 +125,16 @@ def _now(backlog: Backlog, ahead: Floats, taken: Floats) -> Floats:
     return now
 
 
-def _before(arrived: Floats, sizes: Floats, sizes_w: Floats) -> tuple[Floats, Floats]:
-    """Prompts that came before this one during the step under way: none, one of some size, or several of the mean."""
+def _before(backlog: Backlog, arrived: Floats, sizes: Floats, sizes_w: Floats) -> tuple[Floats, Floats]:
+    """Prompts that came before this one during the step under way: none, one of some size, or several of the mean.
+
+    In batches of mean m: those before it in its own batch, geometric with mean m - 1, and the mean of the others.
+    """
     mean_prompt = float(sizes @ sizes_w)
+    if backlog.batch_mean > _BATCHES:
+        mates, mates_w = exponential_nodes(1 - 1 / backlog.batch_mean, 1 / backlog.batch_mean)
+        together = mean_prompt * (arrived[..., None] + mates)
+        return together, np.broadcast_to(mates_w, together.shape)
     none, one, more, several = poisson3(arrived)
     # The sum of several swings with their sizes and their number.
     swing = np.sqrt((0.7 + float(sizes_w @ (sizes / mean_prompt - 1) ** 2)) / several)

@@ -144,7 +144,7 @@ class LoadModel(ReplicaModel):
             figures.append(
                 _class_figures(cls.name, grid, ttft, itl, tpot, speeds=speed_nodes(self, run, itl), metrics=metrics)
             )
-        var_n = float(p @ n**2) - mean_n**2
+        var_n = run.variance
         kv_mean, kv_sd = mean_n * self.kv_mean, math.sqrt(mean_n * self.kv_var + var_n * self.kv_mean**2)
         room = self.pool.kv_capacity
         # A gamma with these two moments (Wilson-Hilferty), because a sum of few long contexts is skewed.

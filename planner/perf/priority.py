@@ -108,8 +108,7 @@ def ahead_of(model: ReplicaModel, priority: int, everything: Backlog, rate_per_s
     own = everything
     full = 0.0
     if after:
-        share = math.fsum(model.shares[i] for i in here)
-        cv2 = math.fsum(model.shares[i] * model.classes[i].arrivals_cv ** 2 for i in here) / share
+        each = x * each_s
         own = backlog_chain(
             rate_per_s=per_s,
             prompt_tokens=x * everything.level_tokens,
@@ -119,7 +118,7 @@ def ahead_of(model: ReplicaModel, priority: int, everything: Backlog, rate_per_s
             chunk_levels=K,
             step_s=steps,
             idle=float(steps[0]) == 0.0,
-            batch_mean=(1 + max(1.0, cv2)) / 2,
+            batch_mean=model.batch_mean(rate_per_s, mean_s=float(each @ w), square_s2=float(each**2 @ w), members=here),
         )
         load = min(per_s * float(x @ w) * each_s, _FULL)
         after_s, after_x, after_w = pooled(after)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from planner.perf.lengths import Floats
+from planner.perf.ranks import RankChain
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,34 +22,61 @@ class Running:
     queue_rate_per_s: float
     """Rate at which the wait of those that queue ends: N-state departure rate minus arrivals."""
 
+    stalled: float = 0.0
+    """Sequences that stand still for the prompts that came after them, on top of the mean."""
+    short_s: float = 0.0
+    """Of ranks in lock-step: how much shorter than with one sequence on each the steps of fewer are, on average."""
+    crowd: float = 0.0
+    """Of ranks in lock-step: ranks with a prompt in a step that has any."""
+    step_s: Floats | None = None
+    """Time from one decode step to the next at 1..N in service: how often each is met by a gap."""
+
     @property
     def mean(self) -> float:
-        return float(self.probabilities @ np.arange(len(self.probabilities)))
+        return float(self.probabilities @ np.arange(len(self.probabilities))) + self.stalled
+
+    @property
+    def variance(self) -> float:
+        n = np.arange(len(self.probabilities), dtype=np.float64)
+        return max(float(self.probabilities @ n**2) - float(self.probabilities @ n) ** 2, 0.0)
 
     def quantile(self, q: float) -> int:
         return min(int(np.searchsorted(np.cumsum(self.probabilities), q - 1e-12)), len(self.probabilities) - 1)
 
 
-def birth_death(*, rate_per_s: float, departures_per_s: Floats, dispersion: float = 1.0) -> Running:
-    """p(n + 1) = p(n) lambda / mu(n + 1), with mu(n) = mu(N) above N.
+def birth_death(
+    *,
+    rate_per_s: float,
+    departures_per_s: Floats,
+    dispersion: float = 1.0,
+    tail: float = 1.0,
+    stalled: float = 0.0,
+    step_s: Floats | None = None,
+) -> Running:
+    """p(n + 1) mu(n + 1) = p(n) lambda(n), with mu(n) = mu(N) above N. departures_per_s[i] is mu(i + 1).
 
-    departures_per_s[i] is mu(i + 1). In logarithms, so that no product overflows. The queue behind N is geometric
-    with ratio lambda / mu(N). `dispersion` > 1 flattens the chain's potential (its variance grows by about that
-    factor, the mode stays): for disturbances that all sequences share; the queue behind N takes its power of 0.35,
-    which keeps simulated waits on the safe side (benchmarks/load.py). Insensitive to the distribution of
-    outputs: the batch is a processor-sharing server.
+    `dispersion` d: arrivals that spread by d times as much as Poisson's, as a chain of one step at a time:
+
+        lambda(n) = lambda / d + (1 - 1 / d) mu(n)
+
+    keeps E mu(n) = lambda, so the mean is that of the load, and gives M/M/infinity the variance d n (a negative
+    binomial above 1, a binomial below). Insensitive to the distribution of outputs: the batch is a processor-sharing
+    server. The queue behind N is geometric with ratio (lambda / mu(N))^(1 / tail). In logarithms, so that no product
+    overflows.
 
     >>> round(birth_death(rate_per_s=0.5, departures_per_s=np.array([1.0])).queue_ratio, 3)   # M/M/1
     0.5
     """
-    steps = (np.log(rate_per_s) - np.log(departures_per_s)) / dispersion
-    log_p = np.concatenate([[0.0], np.cumsum(steps)])
+    before = np.concatenate([[0.0], departures_per_s[:-1]])
+    # Fewer than one at a time cannot spread less than all or nothing.
+    births = np.maximum(rate_per_s / dispersion + (1 - 1 / dispersion) * before, 1e-9 * rate_per_s)
+    log_p = np.concatenate([[0.0], np.cumsum(np.log(births) - np.log(departures_per_s))])
     weights = np.exp(log_p - log_p.max())
-    tail = dispersion**0.35
     ratio = min((rate_per_s / float(departures_per_s[-1])) ** (1 / tail), 1 - 1e-9)
     weights[-1] /= 1 - ratio
     p = weights / weights.sum()
-    return Running(p, float(p[-1]), max(float(departures_per_s[-1]) - rate_per_s, 1e-9) / tail)
+    free = max(float(departures_per_s[-1]) - rate_per_s, 1e-9) / tail
+    return Running(p, float(p[-1]), free, stalled, step_s=step_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +95,16 @@ class Backlog:
     """Share of steps that take 0..chunk_levels levels."""
     mean_arrivals: float
     """Levels that arrive per second."""
-    alone_s: Floats
-    """Duration of a step by the largest chunk in it: `step_s`, but for ranks in lock-step."""
-    stall_ratio: float
-    """Prompts that lengthen a step over the own rank's: 1 but for ranks in lock-step."""
     overflow: float
     """Probability of the last level: how much the truncation hides."""
     prompt_levels: Floats
     """Of each prompt that was given."""
+    batch_mean: float = 1.0
+    """Mean size of the geometric batches in which arrivals come."""
+    wait_ratio: float = 1.0
+    """Of the prompts ahead, where arrivals are more even than Poisson's."""
+    ranks: RankChain | None = None
+    """Of ranks in lock-step: their steps. All else is one rank's, whose steps last as long as they do on average."""
 
 
 def backlog_chain(
@@ -98,19 +129,12 @@ def backlog_chain(
     """
     size = 2 * levels
     exact = prompt_tokens / level_tokens
-    low = np.floor(exact).astype(np.int64)
-    up = exact - low
-    pmf = np.bincount(np.minimum(low, size - 1), weights=prompt_weights * (1 - up), minlength=size)
-    pmf += np.bincount(np.minimum(low + 1, size - 1), weights=prompt_weights * up, minlength=size)
-    phi = np.fft.rfft(pmf)
-    if batch_mean > 1:
-        q = 1 / batch_mean
-        phi = q * phi / (1 - (1 - q) * phi)
+    pmf = levels_pmf(exact, prompt_weights, size)
     rate = rate_per_s / batch_mean
-    arrivals = np.maximum(np.fft.irfft(np.exp(np.outer(step_s, rate * (phi - 1))), n=size, axis=1), 0.0)
+    arrivals = arrivals_by_step(pmf, mean=rate_per_s * step_s, batch_mean=batch_mean)
     if idle:
-        arrivals[0] = np.maximum(np.fft.irfft(phi, n=size), 0.0)
-    arrivals /= arrivals.sum(axis=1, keepdims=True)
+        arrivals[0] = np.maximum(np.fft.irfft(_batches(np.fft.rfft(pmf), batch_mean), n=size), 0.0)
+        arrivals[0] /= arrivals[0].sum()
     # Row w of the transition matrix is its chunk's arrival distribution, shifted; what overflows stays at the top.
     w = np.arange(levels)
     taken = np.minimum(w, chunk_levels)
@@ -131,11 +155,41 @@ def backlog_chain(
         seen / seen.sum(),
         np.bincount(taken, weights=pi, minlength=chunk_levels + 1).astype(np.float64),
         rate_per_s * float(exact @ prompt_weights),
-        step_s,
-        1.0,
         float(pi[-1]),
         exact,
+        batch_mean,
     )
+
+
+def levels_pmf(levels: Floats, weights: Floats, size: int) -> Floats:
+    """Weighted sizes on whole levels with their mean kept: each between its two neighbours."""
+    low = np.floor(levels).astype(np.int64)
+    up = levels - low
+    pmf = np.bincount(np.minimum(low, size - 1), weights=weights * (1 - up), minlength=size)
+    pmf += np.bincount(np.minimum(low + 1, size - 1), weights=weights * up, minlength=size)
+    return pmf.astype(np.float64)
+
+
+def arrivals_by_step(pmf: Floats, *, mean: Floats, batch_mean: float) -> Floats:
+    """Levels that come in while `mean` prompts do on average, one distribution for each: compound Poisson."""
+    phi = _batches(np.fft.rfft(pmf), batch_mean)
+    found = np.maximum(np.fft.irfft(np.exp(np.outer(mean / batch_mean, phi - 1)), n=len(pmf), axis=1), 0.0)
+    return np.asarray(found / found.sum(axis=1, keepdims=True))
+
+
+def evenly_by_step(pmf: Floats, *, mean: Floats) -> Floats:
+    """The same for prompts dealt out in turns: as many for each as on average, or one more."""
+    phi = np.fft.rfft(pmf)
+    few = np.floor(mean)
+    some = (mean - few)[:, None]
+    found = np.fft.irfft(phi ** few[:, None] * (1 - some + some * phi), n=len(pmf), axis=1)
+    return np.maximum(found, 0.0)
+
+
+def _batches(phi: Any, batch_mean: float) -> Any:
+    """Transform of a geometric batch of prompts."""
+    q = 1 / batch_mean
+    return phi if batch_mean <= 1 else q * phi / (1 - (1 - q) * phi)
 
 
 _BLOCK = 16

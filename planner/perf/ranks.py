@@ -1,7 +1,7 @@
 """Attention-DP ranks in lock-step: every step of a replica lasts as long as its slowest rank's.
 
-With R ranks a step holds somebody's prompt far more often than one rank's prompts would say, and the longest of
-their chunks sets its length.
+A long step lets prompts come to all ranks, so that the next is long as well: ranks are not independent. But given how
+long one step was, what came to each rank in it is; so the longest chunk of each step is a Markov chain of its own.
 """
 
 from __future__ import annotations
@@ -11,75 +11,198 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.perf.lengths import Floats
-from planner.perf.table import StepTable
-from planner.perf.table_math import along, prompt_attention_s
-from planner.perf.traffic import Requests
+
+_ROUNDS = 24
+_BOLD = 6
+_CLOSE = 0.02
+LEFT = 60
+"""Levels of prompt that a step may leave over: LAPACK starts threads for larger systems, dearer than the work."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chunks:
-    """Prompt chunks beside a number of decodes: what each adds to its step, ascending, and how many a prompt has."""
+class RankChain:
+    """Steps by the longest chunk in them, in levels 0..K of `level_tokens`."""
 
-    extra_s: Floats
-    below: Floats
-    """Share of chunks up to each."""
-    per_prompt: float
-    full_s: float
+    level_tokens: float
+    step_s: Floats
+    """Duration by the longest chunk."""
+    steps: Floats
+    """Share of steps."""
+    seen: Floats
+    """Share of time: what an arrival finds under way."""
+    others: Floats
+    """[i, j]: probability that the longest chunk of the other ranks is j in the step after one of i."""
+    none: Floats
+    """[i]: probability that a rank has no prompt in the step after one of i."""
+    left: Floats
+    """Levels that a rank has left over after a step with a full chunk somewhere (elsewhere nothing is left)."""
+    mean_s: float
+    later_s: float
+    """How much longer than on average the steps after a prompt's last last, all together."""
+    variance_s2: float
+    """Of the time that many steps take, per step."""
+    crowd: float
+    """Ranks that have a prompt in a step where any has."""
+    backlog: float
+    """Mean levels of prompt of one rank at a step's start, those that the step takes included."""
+
+    dearer_s: float = 0.0
+    """Seconds a token that the dearest place in a prompt of so many ranks' chunks adds (in `step_s` already)."""
+
+    @property
+    def own(self) -> float:
+        """Share of steps in which one rank has a prompt."""
+        return 1 - float(self.steps @ self.none)
+
+    @property
+    def others_idle(self) -> Floats:
+        """Longest chunk of the steps in which one rank has no prompt."""
+        w = self.steps * self.none
+        found: Floats = w @ self.others / max(float(w.sum()), 1e-12)
+        return found
+
+    def with_own(self, chunk_levels: Floats) -> Floats:
+        """[i, r]: mean duration of the step after one of i when the own rank has a chunk of r levels in it."""
+        j = np.arange(len(self.step_s))
+        longest = np.maximum(np.rint(chunk_levels).astype(np.int64)[:, None], j[None, :])
+        found: Floats = self.others @ self.step_s[longest].T
+        return found
 
 
-def chunks_of(table: StepTable, g: Requests, *, beside_tokens: float, chunk_tokens: float) -> Chunks:
-    """Each prompt's full chunks and its last, partial one."""
-    tokens = g.prefill_tokens
-    full = np.floor(tokens / chunk_tokens)
-    rest = tokens - full * chunk_tokens
-    per_token = (
-        prompt_attention_s(table, chunk_tokens=chunk_tokens, start_tokens=g.cached_tokens, prefill_tokens=tokens)
-        / tokens
-    )
-    base = float(table.linear_decode(beside_tokens)) if beside_tokens else 0.0
-    sizes = np.concatenate([np.full(len(tokens), chunk_tokens), np.maximum(rest, 1.0)])
-    weights = np.concatenate([g.weights * full, g.weights * (rest > 0)])
-    # A step with prompts in it is never shorter than without, whatever a table says beyond its last knot.
-    extra = np.maximum(along(table.linear_mixed, beside_tokens + sizes) - base, 0.0) + np.tile(per_token, 2) * sizes
-    keep = weights > 0
-    extra, weights = extra[keep], weights[keep]
-    order = np.argsort(extra, kind="stable")
-    total = float(weights.sum())
-    whole = (
-        max(float(table.linear_mixed(beside_tokens + chunk_tokens)) - base, 0.0)
-        + float(per_token @ g.weights) * chunk_tokens
-    )
-    return Chunks(extra[order], np.cumsum(weights[order]) / total, total, max(whole, float(extra.max())))
+def rank_chain(
+    *,
+    arrivals: Floats,
+    prompts: Floats,
+    step_s: Floats,
+    ranks: int,
+    level_tokens: float,
+    first: Floats | None = None,
+    idle_s: float = 0.0,
+) -> RankChain:
+    """Stationary steps of R ranks.
 
-
-def longest_extra_s(c: Chunks, *, prompts_per_step: float, ranks: int) -> tuple[float, float]:
-    """Expected time that the longest of R ranks' chunks adds to a step, and the probability that there is any.
-
-    One rank's step holds a chunk with probability f = 1 - exp(-m), m chunks a step (several share it); then
-    E[max] = sum of x (P(X <= x)^R differences) with P(X <= x) = 1 - f + f F(x).
+    arrivals[i]: distribution of the levels that come to one rank during a step whose longest chunk is i. What a rank
+    has in the next step is that, and what is left over, which is nothing unless i is a full chunk; the longest of R
+    is P(X <= j)^R. What is left over solves l = (what came + l - K)+ for one rank, given the others by their mean.
+    prompts: distribution of the levels of one. `first`: where nothing decodes, of the one that ends the idling, which
+    lasts `idle_s`.
     """
-    m = prompts_per_step * c.per_prompt
-    f = 1 - float(np.exp(-m)) if c.per_prompt < 1.5 else min(m, 1.0)
-    if f <= 0:
-        return 0.0, 0.0
-    x = np.minimum(c.extra_s * max(m / f, 1.0), c.full_s)
-    up_to = (1 - f + f * c.below) ** ranks
-    none = (1 - f) ** ranks
-    return float(x @ np.diff(up_to, prepend=none)), 1 - none
+    most = len(step_s) - 1
+    size = arrivals.shape[1]
+    full = arrivals[most]
+    count = min(LEFT, size - most - 1)
+    left = np.zeros(count + 1)
+    left[0] = 1.0
+    # Toeplitz: [l, k] is the probability that K + l - k levels come, so that k left over become l.
+    index = most + np.arange(1, count + 1)[:, None] - np.arange(count + 1)[None, :]
+    moves = np.where(index >= 0, full[np.maximum(index, 0)], 0.0)
+    tails = np.concatenate([np.cumsum(full[::-1])[::-1], np.zeros(1)])
+    moves[-1] = tails[np.maximum(most + count - np.arange(count + 1), 0)]
+    over = arrivals[:most, most + 1 : most + count + 1].copy()
+    over[:, -1] += arrivals[:most, most + count + 1 :].sum(axis=1)
+    below = np.cumsum(arrivals[:, :most], axis=1)
+    below = np.minimum(np.concatenate([below, np.ones((most + 1, 1))], axis=1), 1.0)
+    steps = np.full(most + 1, 1 / (most + 1))
+    last = np.zeros(most + 1)
+
+    def longest(count: int) -> Floats:
+        """P(longest of this many ranks' chunks <= j) after a step of i."""
+        found: Floats = below**count
+        # After a full chunk ranks may go on with what is left over. Of all the time, each does so with probability
+        # `share`, one apart from the others; here, given that some rank had a full chunk.
+        some = 1 - float(left[0])
+        full_time = float(steps[most] * step_s[most] / max(float(steps @ step_s), 1e-12))
+        share = some * full_time
+        going = np.zeros(most)
+        going[1:] = np.cumsum(np.convolve(left[1:] / max(some, 1e-12), full)[: most - 1])
+        any_on = min((1 - (1 - share) ** count) / max(full_time, 1e-12), 1.0)
+        fresh = below[most, :most]
+        mixed = ((1 - share) * fresh + share * going) ** count - ((1 - share) * fresh) ** count
+        scale = any_on / max(1 - (1 - share) ** count, 1e-12)
+        found[most, :most] = np.minimum((1 - any_on) * fresh**count + scale * mixed, 1.0)
+        return found
+
+    solved = np.linalg.inv(np.eye(count) - moves[:, 1:] + moves[:, :1])
+    for turn in range(_ROUNDS):
+        moved = np.diff(longest(ranks), axis=1, prepend=0.0)
+        if first is not None:
+            moved[0] = first
+        found = _stationary(moved)
+        full_now = float(found[most])
+        still = abs(full_now - float(last[most])) + abs(full_now - float(steps[most])) < _CLOSE * full_now
+        last = found
+        # More left over makes full steps more frequent, of which then fewer leave anything: part of the way each time.
+        steps = found if turn == 0 else steps + (found - steps) / (2 if turn < _BOLD else 4)
+        full_share = float(steps[most])
+        going = np.maximum(solved @ (steps[:most] @ over + full_share * moves[:, 0]), 0.0)
+        left = np.concatenate([[0.0], going / max(full_share, float(going.sum()), 1e-12)])
+        left[0] = max(1 - float(left.sum()), 0.0)
+        if still:
+            break
+    took = step_s.copy()
+    if first is not None:
+        took[0] = idle_s
+    mean = float(steps @ took)
+    away = took - mean
+    later = np.linalg.solve(np.eye(most + 1) - moved + steps[None, :], away)
+    waiting = (arrivals[:most] @ np.arange(size)) @ steps[:most] + float(
+        steps[most] * (full @ np.arange(size) + left @ np.arange(count + 1))
+    )
+    seen = steps * took / mean
+    others = np.diff(longest(ranks - 1), axis=1, prepend=0.0)
+    none = below[:, 0].copy()
+    none[most] = left[0] * full[0]
+    if first is not None:
+        # The one prompt that ends the idling is one rank's.
+        none[0] = 1 - 1 / ranks
+        others[0] = first * (1 - 1 / ranks)
+        others[0, 0] += 1 / ranks
+    return RankChain(
+        level_tokens,
+        took,
+        steps,
+        seen,
+        others,
+        none,
+        left,
+        mean,
+        _after(
+            prompts,
+            most,
+            others=others,
+            seen=seen,
+            later_s=moved @ later,
+            quiet_s=float(np.diff(below[most] ** ranks, prepend=0.0) @ later),
+        ),
+        max(float((steps * away) @ (2 * later - away)), 0.0),
+        max(ranks * (1 - float(steps @ none)) / max(1 - float(steps[0]), 1e-12), 1.0),
+        waiting,
+    )
 
 
-def lockstep_step_s(c: Chunks, *, decode_s: float, rate_per_s: float, ranks: int) -> float:
-    """Mean length of a step when one rank's requests come at this rate.
+def _after(prompts: Floats, most: int, *, others: Floats, seen: Floats, later_s: Floats, quiet_s: float) -> float:
+    """Extra time of the steps after a prompt's last one: by its own rest or the longest chunk of the others in it.
 
-    Steps with prompts are long, so prompts of other ranks that come meanwhile share them: what is independent is the
-    share of time, rho = rate x chunks x (t + x) for each rank, and B = 1 - (1 - rho)^R of the time some rank has a
-    prompt. As a share of steps that is phi = B t / (t + x - B x), and T = t + phi x.
+    A full chunk goes on with what the others have left over; of a full chunk of its own nothing is left (`quiet_s`).
     """
-    x = float(c.extra_s.mean())
-    busy = 0.0
-    for _ in range(25):
-        longest, busy = longest_extra_s(c, prompts_per_step=rate_per_s * (decode_s + x), ranks=ranks)
-        if busy <= 0:
-            return decode_s
-        x = longest / busy
-    return decode_s + x * busy * decode_s / (decode_s + x - busy * x)
+    sizes = np.arange(most + 1, len(prompts))
+    rest = np.bincount((sizes - 1) % most + 1, weights=prompts[most + 1 :], minlength=most + 1)
+    extra = later_s.copy()
+    extra[most] = quiet_s
+    total = 0.0
+    for own, law in ((prompts[: most + 1], seen @ others), (rest, others[most])):
+        # The longest of both where the others have less than a full chunk, and where they have one.
+        up_to = np.cumsum(own) * np.concatenate([np.cumsum(law[:most]), [float(law[:most].sum())]])
+        total += float(np.diff(up_to, prepend=0.0) @ extra) + float(own.sum()) * float(law[most]) * float(later_s[most])
+    return total / max(float(prompts.sum()), 1e-12)
+
+
+def _stationary(moved: Floats) -> Floats:
+    size = len(moved)
+    system = np.eye(size) - moved.T
+    system[-1] = 1.0
+    right = np.zeros(size)
+    right[-1] = 1.0
+    found = np.maximum(np.linalg.solve(system, right), 0.0)
+    total: Floats = found / found.sum()
+    return total

@@ -10,6 +10,9 @@ import numpy as np
 from planner.intent.slo import Slo
 from planner.perf.lengths import Floats
 
+_HEAVY = 0.01
+"""Weight above which a value counts as one that many have, not as a point of a smooth distribution."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spread:
@@ -50,8 +53,19 @@ def spread(values: Any, weights: Any, method: str, *, mean: float | None = None)
     order = np.argsort(v, kind="stable")
     v, w = v[order], w[order]
     total = float(w.sum())
-    cumulative = (np.cumsum(w) - w / 2) / total
-    return Spread(v, cumulative, float(v @ w) / total if mean is None else mean, method)
+    upper = np.cumsum(w) / total
+    share = w / total
+    mean = float(v @ w) / total if mean is None else mean
+    heavy = share > _HEAVY
+    if not heavy.any():
+        return Spread(v, upper - share / 2, mean, method)
+    # A value of much weight holds over all of it, but for its edges: a decode step, with rare prompts beyond.
+    edge = np.minimum(share / 2, _HEAVY / 2)
+    lower = upper - share
+    points = np.concatenate([np.where(heavy, lower + edge, upper - share / 2), (upper - edge)[heavy]])
+    values = np.concatenate([v, v[heavy]])
+    order = np.argsort(points, kind="stable")
+    return Spread(values[order], points[order], mean, method)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

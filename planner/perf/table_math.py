@@ -77,6 +77,23 @@ def prompt_extra_s(
     )
 
 
+def prompt_steps_s(
+    table: StepTable, *, decode_tokens: float, chunk_tokens: float, prefill_tokens: Floats, together: Any = 1.0
+) -> Floats:
+    """What prompts add to the matrices' part of steps, chunk by chunk: full chunks, and the rest in a step of its own.
+
+    `together`: prompts that come at once and share these steps, each its part.
+    """
+    tokens = prefill_tokens * together
+    base = float(table.linear_decode(decode_tokens)) if decode_tokens > 0 else 0.0
+    full = np.floor(tokens / chunk_tokens)
+    rest = tokens - full * chunk_tokens
+    whole = max(float(table.linear_mixed(decode_tokens + chunk_tokens)) - base, 0.0)
+    last = np.maximum(along(table.linear_mixed, decode_tokens + rest) - base, 0.0)
+    found: Floats = (full * whole + np.where(rest > 0, last, 0.0)) / together
+    return found
+
+
 def prompt_attention_s(
     table: StepTable, *, chunk_tokens: float, start_tokens: Floats, prefill_tokens: Floats
 ) -> Floats:

@@ -89,7 +89,8 @@ def measure(p: Point, *, requests: int) -> Row:
     spec = SimSpec(
         (SimPool("a", pool, p.replicas, "least-loaded" if p.replicas > 1 else "round-robin"),),
         (c.at(rate * p.replicas),),
-        requests=requests * p.replicas,
+        requests=requests,
+        seeds=(1, 2, 3),
         warmup_ratio=0.2,
     )
     seen = simulate(spec).classes[0]
@@ -139,7 +140,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = []
     for p in points(quick=args.quick):
-        rows.append(measure(p, requests=2500))
+        rows.append(measure(p, requests=5000))
         print(told(rows[-1]), flush=True)
     print(summary(f"caches of {FEW} contexts or more", [r for r in rows if r.point.contexts >= FEW]))
     print(summary("smaller caches", [r for r in rows if r.point.contexts < FEW]))

@@ -109,6 +109,12 @@ class PrefixModel:
             float(TIMES_S[at]),
         )
 
+    def fills_s(self, rate_per_s: float) -> float:
+        """Age of the oldest contexts of a replica (rank) that runs nothing: what came in since then fills its cache."""
+        above = rate_per_s * self._above(0.0)[0]
+        at = int(np.searchsorted(above, self.pool.kv_capacity))
+        return float(TIMES_S[at]) if at < len(TIMES_S) else math.inf
+
     def _same(self, kept: float) -> Kept:
         return tuple(
             (kept,) * looked_back(h) if c.has_sessions else () for c, h in zip(self.classes, self.here, strict=True)

@@ -338,8 +338,7 @@ def _one(spec: SimSpec, seed: int, total_rate: float) -> tuple[Ledger, Cluster]:
             others=[c for i, c in enumerate(spec.classes) if i not in talking],
             seed=seed,
             sharing=max(spec.pools[0].spec.replicas, spec.pools[0].replicas),
-            requests=spec.requests,
-            end_s=end if spec.traces else INF,
+            end_s=end,
             horizon_s=horizon,
         )
     cluster.run(arrivals, spec.failures, horizon_s=horizon)

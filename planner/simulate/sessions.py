@@ -1,8 +1,8 @@
 """Conversations as they happen: the next turn comes a think time after the client has the last answer.
 
 Sessions start as the class's arrival process says, at rate / turns, so requests come at the class's rate however long
-answers take. A run begins in the middle of things: sessions under way, their contexts and those of ended ones in the
-caches, as if the replicas had served them before (answers then take what a steady batch would need).
+answers take. A run begins in the middle of things: sessions are under way, and contexts lie in the caches as if the
+replicas had served the last think times before (answers then take what a steady batch would need).
 
 Where fewer replicas are simulated than share the traffic and routing does not bring sessions back, these replicas see
 some turns of every session: which ones is drawn (each with probability simulated / all), and the others happen
@@ -14,9 +14,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 
 import numpy as np
+from numpy.typing import NDArray
 
+from planner.perf.prefixes import PrefixModel
+from planner.perf.sessions import turn_shares
 from planner.perf.traffic import BLOCK_TOKENS, ClassLoad
 from planner.simulate.cluster import Cluster, Pool
 from planner.simulate.prefixes import Prefixes
@@ -24,7 +28,7 @@ from planner.simulate.requests import Request, Session
 
 _CHUNK = 1024
 _THINKS_BACK = 5.0
-"""Think times of history that caches begin with: who thinks longer is one in 150."""
+"""Think times of history that caches begin with, at most: who thinks longer is one in 150."""
 
 
 class _Draws:
@@ -75,9 +79,7 @@ class SessionStream:
         while not self._starts:
             self._starts = self._chunk()
         at, turn, last = self._starts.pop()
-        sticky = self.c.hits.routing == "affinity"
-        s = Session(self._number, self.cls, last, sticky=sticky, warm=self.c.hits.warm)
-        self._number += self._step
+        s = self._session(last)
         self._elsewhere(s, turn - 1)
         return at, s
 
@@ -118,6 +120,52 @@ class SessionStream:
         self._elsewhere(s, away)
         return next_s
 
+    def under_way(self, at_s: float, *, until_s: float, answer_s: float) -> list[tuple[float, Session]]:
+        """Sessions that began before `at_s` and come by again before `until_s`, with the times.
+
+        In a steady state turn k of all sessions is a Poisson stream (sessions do not wait for each other), and so many
+        wait for it as come in a think time and an answer: an exponential's rest is one, an answer's is uniform.
+        """
+        c, rng, z = self.c, self._rng, self.c.think_time_s
+        numbers, shares = turn_shares(c.lengths.turns)
+        soon = -math.expm1(-(until_s - at_s) / z)
+        thinking, answering = (
+            np.repeat(numbers[1:], rng.poisson(c.rate_per_s / self.seen * shares[1:] * n)) for n in (z * soon, answer_s)
+        )
+        rest = np.concatenate(
+            [
+                -z * np.log1p(-soon * rng.random(len(thinking))),
+                answer_s * rng.random(len(answering)) + rng.exponential(z, len(answering)),
+            ]
+        )
+        turn = np.concatenate([thinking, answering]).astype(np.int64)
+        whole = int(c.lengths.turns)
+        longer = rng.random(len(turn)) < c.lengths.turns - whole
+        last = np.where(turn > whole, turn, whole + longer)
+        away = rng.geometric(self.seen, len(turn)) - 1 if self.seen < 1 else np.zeros(len(turn), dtype=np.int64)
+        times = at_s + rest + away * answer_s + rng.gamma(np.maximum(away, 1), z) * (away > 0)
+        turn = turn + away
+        history = self._histories(turn - 1)
+        found = []
+        for i in np.flatnonzero((turn <= last) & (times < until_s)).tolist():
+            s = self._session(int(last[i]))
+            s.turn, s.history = int(turn[i]), int(history[i])
+            found.append((float(times[i]), s))
+        return found
+
+    def _histories(self, turns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens of so many turns: gammas of their sums' mean and variance."""
+        i, o = self.c.lengths.input, self.c.lengths.output
+        mean = i.mean + o.mean
+        variance = i.second_moment - i.mean**2 + o.second_moment - o.mean**2
+        drawn = turns * mean if variance < 1e-9 else self._rng.gamma(turns * mean**2 / variance, variance / mean)
+        return np.maximum(np.rint(drawn), 2 * turns).astype(np.int64)
+
+    def _session(self, last: int) -> Session:
+        s = Session(self._number, self.cls, last, sticky=self.c.hits.routing == "affinity", warm=self.c.hits.warm)
+        self._number += self._step
+        return s
+
     def _elsewhere(self, s: Session, turns: int) -> None:
         for _ in range(turns):
             s.history += int(self._input.next()) + int(self._output.next())
@@ -142,8 +190,7 @@ class Turns:
         others: Iterator[Request],
         cluster: Cluster,
         *,
-        requests: int,
-        end_s: float = math.inf,
+        end_s: float,
         horizon_s: float = math.inf,
     ) -> None:
         """others: requests of classes without sessions, in order. Nothing arrives after `end_s`; nothing happens
@@ -151,7 +198,6 @@ class Turns:
         self._streams = {s.cls: s for s in streams}
         self._others = others
         self._cluster = cluster
-        self._requests = requests
         self._end_s, self._horizon_s = end_s, horizon_s
         self._due: list[tuple[float, int, Session]] = []
         """Turns to come: time, session number (no two at once), session."""
@@ -162,7 +208,7 @@ class Turns:
         cluster = self._cluster
         cluster.ledger.follow = self._follow
         other = next(self._others, None)
-        for index in range(self._requests):
+        for index in count():
             while True:
                 at = self._ahead() if other is None else min(self._ahead(), other.arrival_s)
                 end = cluster.next_event_s
@@ -206,20 +252,23 @@ class Turns:
         at, s = self._streams[cls].start()
         return at, s.number, s
 
-    def lead_in(self, caches: Sequence[Sequence[Prefixes]], others: Sequence[ClassLoad], *, seed: int) -> None:
+    def lead_in(
+        self, caches: Sequence[Sequence[Prefixes]], others: Sequence[ClassLoad], *, seed: int, until_s: float
+    ) -> None:
         """What came before the run, without engines: sessions under way at 0, contexts at rest in the caches.
 
         caches: by replica of the entry pool, its ranks'; without any where nothing is kept. others: classes without
-        sessions, which leave their contexts, too.
+        sessions, which leave their contexts, too. until_s: when the run ends.
         """
         rng = np.random.default_rng([seed, 13])
         pools = self._cluster.pools
         sessions = [s.c for s in self._streams.values()]
         answer_s = _answer_s(pools[-1], [*sessions, *others])
-        through = max(c.lengths.turns * (c.think_time_s + answer_s) for c in sessions)
-        begin = -(through + _THINKS_BACK * max(c.think_time_s for c in sessions))
+        begin = -_begins_before_s(pools[0], [*sessions, *others]) if caches else 0.0
         for s in self._streams.values():
             s.begin(begin)
+            for at, session in s.under_way(begin, until_s=until_s, answer_s=answer_s):
+                heapq.heappush(self._due, (at, session.number, session))
         self._starts = [self._next_start(cls) for cls in self._streams]
         heapq.heapify(self._starts)
         left = _left_behind(others, begin, rng) if caches else []
@@ -247,13 +296,13 @@ def conversations(
     others: Sequence[ClassLoad],
     seed: int,
     sharing: int,
-    requests: int,
-    end_s: float = math.inf,
+    end_s: float,
     horizon_s: float = math.inf,
 ) -> Iterator[Request]:
     """Classes with sessions, by number, beside the arrivals of the others, with the cluster's caches in use.
 
-    sharing: replicas that share the traffic, simulated or not.
+    sharing: replicas that share the traffic, simulated or not. Arrivals end with the time, not with a number: turns
+    come in bunches, and a run that stops at a number would stop early whenever many came.
     """
     entry = cluster.pools[0]
     cluster.in_order()
@@ -275,8 +324,8 @@ def conversations(
         )
         for n, (cls, c) in enumerate(classes.items())
     ]
-    turns = Turns(streams, arrivals, cluster, requests=requests, end_s=end_s, horizon_s=horizon_s)
-    turns.lead_in(caches, others, seed=seed)
+    turns = Turns(streams, arrivals, cluster, end_s=end_s, horizon_s=horizon_s)
+    turns.lead_in(caches, others, seed=seed, until_s=end_s)
     return iter(turns)
 
 
@@ -293,6 +342,14 @@ def _left_behind(others: Sequence[ClassLoad], begin_s: float, rng: np.random.Gen
         tokens = s.input_tokens - s.cached_tokens + s.output_tokens
         found += zip((begin_s * rng.random(count)).tolist(), tokens.astype(np.int64).tolist(), strict=True)
     return sorted(found, reverse=True)
+
+
+def _begins_before_s(pool: Pool, classes: Sequence[ClassLoad]) -> float:
+    """How long before a run its caches begin to fill: until they are full, or think times ago."""
+    total = math.fsum(c.rate_per_s for c in classes)
+    model = PrefixModel(pool.spec, classes, [c.rate_per_s / total for c in classes])
+    fills = model.fills_s(total / len(pool.replicas) / pool.spec.lockstep_ranks)
+    return min(fills, _THINKS_BACK * max(c.think_time_s for c in classes))
 
 
 def _answer_s(pool: Pool, classes: Sequence[ClassLoad]) -> float:

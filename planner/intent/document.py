@@ -195,7 +195,9 @@ class Sessions(Strict):
     """Multi-turn conversations: each turn's prompt holds the turns before it."""
 
     turns: Annotated[float, Field(ge=1, le=1000)]
+    """Mean turns of a session."""
     think_time: Seconds = 10.0
+    """Mean pause between an answer and the next turn (exponential): how long the cache must keep the history."""
 
 
 class PrefixCache(Strict):

@@ -93,12 +93,12 @@ class LoadModel(ReplicaModel):
     def _lambda_max(self) -> float:
         most = super()._lambda_max()
         if self.prefills and self.mean_steps == 0:
-            full = self.prompts_s(0.0, self.chunk(0.0))
+            full, grid = self.prompts_s(0.0, self.chunk(0.0)), self.prompts.grid
             self.outgoing = outgoing(
                 self.pool,
-                self.grid,
+                grid,
                 alone_s=self.prompts_s(0.0),
-                full_step_s=self.chunk(0.0) * self.grid.mean(full) / self.grid.mean(self.grid.prefill_tokens),
+                full_step_s=self.chunk(0.0) * grid.mean(full) / grid.mean(grid.prefill_tokens),
                 reading_per_s=most,
             )
         return most if self.outgoing is None else min(most, self.outgoing.most_per_s())
@@ -137,9 +137,9 @@ class LoadModel(ReplicaModel):
         itl = gap_spread(self, run, backlog, rate)
         figures = []
         differ = ranked(self)
-        for cls, grid in zip(self.classes, self.grids, strict=True):
+        for cls, grid, prompts in zip(self.classes, self.grids, self.prompt_grids, strict=True):
             level = (cls.priority, rate) if differ else None
-            ttft = ttft_spread(self, grid, run, backlogs, level=level) if metrics & _FIRST else UNASKED
+            ttft = ttft_spread(self, prompts, run, backlogs, level=level) if metrics & _FIRST else UNASKED
             tpot = tpot_spread(self, grid, run, backlog, itl=itl, rate=rate) if metrics & _SPEED else UNASKED
             figures.append(
                 _class_figures(cls.name, grid, ttft, itl, tpot, speeds=speed_nodes(self, run, itl), metrics=metrics)

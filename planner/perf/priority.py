@@ -88,7 +88,7 @@ def ranked(model: ReplicaModel) -> bool:
 def ahead_of(model: ReplicaModel, priority: int, everything: Backlog, rate_per_s: float) -> Ahead:
     """For prompts of one level, from the backlog of all classes beside the same running batch."""
     rates = [rate_per_s * s for s in model.shares]
-    starts = np.cumsum([0, *(len(g.weights) for g in model.grids)])
+    starts = np.cumsum([0, *(len(g.weights) for g in model.prompt_grids)])
     levels = [everything.prompt_levels[a:b] for a, b in pairwise(starts)]
     order = [c.priority for c in model.classes]
     K, steps = everything.chunk_levels, everything.step_s
@@ -98,7 +98,7 @@ def ahead_of(model: ReplicaModel, priority: int, everything: Backlog, rate_per_s
         """Rate, prompts in levels, weights of some classes together."""
         total = math.fsum(rates[i] for i in members)
         x = np.concatenate([levels[i] for i in members])
-        w = np.concatenate([model.grids[i].weights * (rates[i] / total) for i in members])
+        w = np.concatenate([model.prompt_grids[i].weights * (rates[i] / total) for i in members])
         return total, x, w / w.sum()
 
     here = [i for i, p in enumerate(order) if p <= priority]

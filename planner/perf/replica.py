@@ -49,6 +49,7 @@ class ReplicaModel:
         total = math.fsum(c.rate_per_s for c in classes)
         assert total > 0
         self.pool = pool
+        self.ranks = pool.lockstep_ranks
         self.classes = tuple(classes)
         self.shares = tuple(c.rate_per_s / total for c in classes)
         self.prefixes: PrefixModel | None = None
@@ -67,12 +68,12 @@ class ReplicaModel:
             c.grid(replicas=pool.replicas, cache_tokens=pool.cache_tokens, history=h)
             for c, h in zip(self.classes, histories, strict=True)
         )
-        mixed = [
-            np.concatenate([getattr(g, name) for g in self.grids])
-            for name in ("input_tokens", "cached_tokens", "output_tokens", "thinking_tokens")
-        ]
-        weights = np.concatenate([g.weights * s for g, s in zip(self.grids, self.shares, strict=True)])
-        self.grid = Requests(mixed[0], mixed[1], mixed[2], mixed[3], weights / weights.sum())
+        self.prompt_grids = tuple(
+            c.prompt_grid(g, replicas=pool.replicas, cache_tokens=pool.cache_tokens, history=h)
+            for c, g, h in zip(classes, self.grids, histories, strict=True)
+        )
+        """The same, prompts alone."""
+        self.grid = _mixed(self.grids, self.shares)
         self._prepare()
         if most is not None:
             self.lambda_max = most
@@ -81,24 +82,30 @@ class ReplicaModel:
         """The same replica with the histories that its cache keeps at this rate: itself where no class has sessions.
 
         More hits leave more room, which keeps more: of the consistent answers the one with most hits, where a replica
-        goes that starts empty (bad days ask what it does with a cold cache). Looked for from above, and taken once
-        no more runs beside the histories than assumed.
+        goes that starts empty (bad days ask what it does with a cold cache).
         """
         if self.prefixes is None or self.settled:
             return self
-        rate = rate_per_s / self.pool.lockstep_ranks
-        model = self._with(self.prefixes.always)
-        assumed = Beside(0.0, 0.0, 0.0)
+        found = self._settle(rate_per_s, self._with(self.prefixes.always).beside_histories(rate_per_s / self.ranks))
+        return self._with(self.prefixes.never) if found is None else found[0]
+
+    def _settle(self, rate_per_s: float, start: Beside) -> tuple[Self, Beside] | None:
+        """The replica, and at most what runs on it beside its histories; None where it cannot carry the rate.
+
+        Looked for from above (`start`: no more than what runs), and taken once no more runs than assumed.
+        """
+        assert self.prefixes is not None
+        assumed = self.prefixes.rounded(start, more=0)
         for tried in range(_SETTLING):
+            model = self._with(self.prefixes.kept(rate_per_s / self.ranks, assumed))
             if rate_per_s >= model.lambda_max * 0.9999:
                 break
-            found = model.beside_histories(rate)
-            if tried and found.within(assumed):
-                return model
+            found = model.beside_histories(rate_per_s / self.ranks)
+            if found.within(assumed):
+                return model, assumed
             # After the first tries more than what was found: less then runs than assumed, which is safe.
-            assumed = self.prefixes.rounded(found, more=max(0, tried - 1))
-            model = self._with(self.prefixes.kept(rate, assumed))
-        return self._with(self.prefixes.never)
+            assumed = self.prefixes.rounded(found, more=tried)
+        return None
 
     def history_hit_ratios(self, rate_per_s: float) -> dict[str, float]:
         """Of classes with sessions: what share of the tokens of earlier turns the cache still holds at this rate."""
@@ -144,13 +151,14 @@ class ReplicaModel:
         """lambda_max with the hits that are left at it, and what is kept there."""
         assert self.prefixes is not None
         low, high = self._with(self.prefixes.never).lambda_max, self._with(self.prefixes.always).lambda_max
+        kept, runs = self.prefixes.never, Beside(0.0, 0.0, 0.0)
         while high - low > _TOLERANCE * high:
             middle = (low + high) / 2
-            if middle < self.at_rate(middle).lambda_max * 0.9999:
-                low = middle
-            else:
+            found = self._settle(middle, runs)
+            if found is None:
                 high = middle
-        kept = self.at_rate(low).kept
+            else:
+                low, kept, runs = middle, found[0].kept, found[1]
         for k in list(self._by_kept)[2:]:
             del self._by_kept[k]
         return low, kept
@@ -162,7 +170,6 @@ class ReplicaModel:
         self.decode_steps = self.gaps / per_step if pool.role != "prefill" else np.zeros_like(self.gaps)
         self.mean_steps = g.mean(self.decode_steps)
         self.per_step = per_step
-        self.ranks = pool.lockstep_ranks
         self.prefills = pool.role != "decode"
         decoding = self.mean_steps > 0
         # Context and cache of a sequence caught while running: long answers are caught more often (o-weighted), at
@@ -198,7 +205,8 @@ class ReplicaModel:
         # E[min(o, o')] = sum over o of o x (chance that this one is the smaller)
         above = 1 - np.cumsum(w)
         self.overlap_ratio = float((o * w) @ (2 * above + w)) / g.mean(self.gaps) if decoding else 1.0
-        self.prompts = PromptWork(pool, g)
+        alike = all(p is own for p, own in zip(self.prompt_grids, self.grids, strict=True))
+        self.prompts = PromptWork(pool, g if alike else _mixed(self.prompt_grids, self.shares))
         self.arrivals = Arrivals(tuple(c.arrivals_cv for c in self.classes), self.shares)
         self.batch = Batch(
             pool,
@@ -273,7 +281,7 @@ class ReplicaModel:
         found = backlog_chain(
             rate_per_s=rate_per_s,
             prompt_tokens=levels.prompt_tokens,
-            prompt_weights=self.grid.weights,
+            prompt_weights=self.prompts.grid.weights,
             level_tokens=levels.level_tokens,
             levels=levels.count,
             chunk_levels=levels.chunk_levels,
@@ -334,3 +342,13 @@ class ReplicaModel:
         cube /= (cube @ _CONTEXT_W)[:, None]
         values = base[:, None] + attention[:, None] * (cube - 1)
         return values.ravel(), (weights[:, None] * _CONTEXT_W).ravel()
+
+
+def _mixed(grids: Sequence[Requests], shares: Sequence[float]) -> Requests:
+    """Classes' requests together, by their shares of the rate."""
+    mixed = [
+        np.concatenate([getattr(g, name) for g in grids])
+        for name in ("input_tokens", "cached_tokens", "output_tokens", "thinking_tokens")
+    ]
+    weights = np.concatenate([g.weights * s for g, s in zip(grids, shares, strict=True)])
+    return Requests(mixed[0], mixed[1], mixed[2], mixed[3], weights / weights.sum())

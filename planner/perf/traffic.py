@@ -131,6 +131,15 @@ class ClassLoad:
             history = self._kept_for_ever(replicas)
         return _grid(self.lengths, self.hits, replicas if self.hits.routing == "round-robin" else 1, held, history)
 
+    def prompt_grid(self, grid: Requests, *, replicas: int, cache_tokens: float, history: History | None) -> Requests:
+        """The prompts of `grid` where nothing is asked of their answers: of sessions without those, an eighth as many.
+
+        Prompts and answers of a turn are independent, and a search prices the prompts of thousands of replicas.
+        """
+        if history is None:
+            return grid
+        return _session_grid(self.lengths, self.hits, self.hits.held_ratio(replicas, cache_tokens), history, answers=1)
+
     def sample(
         self,
         rng: np.random.Generator,
@@ -213,17 +222,22 @@ def _grid(
     return Requests(i, cached, o + t, t, w)
 
 
-def _own_lengths(lengths: JointLengths, inputs: int, outputs: int) -> tuple[Floats, Floats, Floats, Floats]:
+def _own_lengths(
+    lengths: JointLengths, inputs: int, outputs: int, thoughts: int = 5
+) -> tuple[Floats, Floats, Floats, Floats]:
     """New prompt tokens, answers, thinking, weights."""
     i_v, i_w = lengths.input.grid(inputs)
     o_v, o_w = lengths.output.grid(outputs)
-    t_v, t_w = lengths.thinking.grid(5) if lengths.thinking is not None else (np.zeros(1), np.ones(1))
+    t_v, t_w = lengths.thinking.grid(thoughts) if lengths.thinking is not None else (np.zeros(1), np.ones(1))
     i, o, t = (a.ravel() for a in np.meshgrid(i_v, o_v, t_v, indexing="ij"))
     w = np.einsum("i,o,t->iot", i_w, o_w, t_w).ravel()
     return i, o, t, w / w.sum()
 
 
-def _session_grid(lengths: JointLengths, hits: PrefixHits, held: float, history: History) -> Requests:
+@lru_cache(maxsize=512)
+def _session_grid(
+    lengths: JointLengths, hits: PrefixHits, held: float, history: History, *, answers: int = 8
+) -> Requests:
     """Turns with what they find of their history.
 
     Rows, not means: the few prompts that find nothing, and the long histories, make the percentiles of TTFT.
@@ -235,7 +249,7 @@ def _session_grid(lengths: JointLengths, hits: PrefixHits, held: float, history:
     keep = shares > 0
     earlier = np.broadcast_to(earlier, shares.shape)[keep]
     found, turn_w = found[keep], (shares * turn_w)[keep]
-    i, o, t, w = _own_lengths(lengths, 8, 8)
+    i, o, t, w = _own_lengths(lengths, 8, answers, min(answers, 5))
     prompt = i[:, None] + earlier[None, :]
     stated = _stated(hits, prompt) * (held if hits.shared_tokens else 1.0) if hits.warm else np.zeros_like(prompt)
     cached = _whole_blocks(np.maximum(stated, found[None, :]), prompt)
@@ -384,6 +398,14 @@ def class_load(
                 None,
                 ("a trace's outputs already hold them",),
                 ("remove thinking",),
+            )
+        if traffic.sessions is not None:
+            raise UserError(
+                "traffic",
+                f"class {traffic.name!r} has both a trace and sessions",
+                None,
+                ("a trace's prompts already hold the turns before them",),
+                ("remove sessions, or give input and output instead of the trace",),
             )
     else:
         assert traffic.input is not None

@@ -201,7 +201,10 @@ class Sessions(Strict):
 
 
 class PrefixCache(Strict):
-    """Prompt tokens found in the prefix cache: a share, or shared leading tokens. Depends on routing."""
+    """Prompt tokens found in the prefix cache: a share, shared leading tokens, or (routing alone) the trace's own.
+
+    Depends on routing.
+    """
 
     share: Share | None = None
     """Share of all prompt tokens that hit when every replica is warm."""
@@ -229,15 +232,20 @@ class PrefixCache(Strict):
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
-        if (self.share is None) == (self.shared_tokens is None):
+        if (self.share is None) == (self.shared_tokens is None) and not self.from_trace:
             raise UserError(
                 "prefix-cache",
                 "give either share or shared_tokens",
                 None,
                 (),
-                ("write prefix_cache: 0.4 or {shared_tokens: 2000}",),
+                ("write prefix_cache: 0.4 or {shared_tokens: 2000}; of a trace's own hits {routing: affinity}",),
             )
         return self
+
+    @property
+    def from_trace(self) -> bool:
+        """Whether only the routing of a trace's own hits is said."""
+        return self.share is None and self.shared_tokens is None and self.model_fields_set >= {"routing"}
 
 
 class TrafficClass(Strict):
@@ -286,6 +294,14 @@ class TrafficClass(Strict):
                 None,
                 (),
                 (f"add {missing}: 500, or trace: FILE.csv",),
+            )
+        if self.prefix_cache is not None and self.prefix_cache.from_trace and self.trace is None:
+            raise UserError(
+                "prefix-cache",
+                f"class {self.name!r} says how prefix hits are routed, but not how many there are",
+                None,
+                (),
+                ("add share or shared_tokens, or a trace that counts them",),
             )
         if self.arrivals.process == "replay" and self.trace is None:
             raise UserError(

@@ -21,6 +21,8 @@ from planner.intent.traces import TraceSummary, busiest_minute
 from planner.perf.lengths import Constant, Distribution, Floats, distribution, strata_edges
 from planner.perf.sessions import History, kept_for_ever, turn_shares
 
+FIRST_BLOCK_TOKENS = 512
+"""Leading tokens of a trace's hits that every replica soon holds: Mooncake's traces count in such blocks."""
 BLOCK_TOKENS = 16
 """Prefix caches match whole blocks (vLLM's default block)."""
 
@@ -199,7 +201,7 @@ def _cached(hits: PrefixHits, inputs: Floats, traced: Floats, replicas: int) -> 
     # The first block (512 tokens in Mooncake's traces) is a system prompt that every replica soon holds; what lies
     # deeper is the session's own: under round-robin its last turn is on this replica with probability 1/replicas.
     here = 1.0 if hits.routing == "affinity" else 1.0 / replicas
-    first = np.minimum(traced, 512.0)
+    first = np.minimum(traced, FIRST_BLOCK_TOKENS)
     return _whole_blocks(first + (traced - first) * here, inputs)
 
 
@@ -378,7 +380,7 @@ def class_load(
     question "how much does the fleet carry" scales it).
     """
     prefix = traffic.prefix_cache
-    hits = _prefix_hits(prefix, traced=False)
+    hits = _prefix_hits(prefix)
     if traffic.trace is not None:
         if trace is None:
             raise UserError(
@@ -389,8 +391,17 @@ def class_load(
                 ("keep the trace file beside the intent",),
             )
         lengths = trace_lengths(trace)
-        if prefix is None and any(row[1] for row in lengths.rows):
-            hits = PrefixHits(traced=True)
+        routed = prefix is not None and prefix.from_trace
+        if (prefix is None or routed) and any(row[1] for row in lengths.rows):
+            hits = replace(hits, traced=True)
+        elif routed:
+            raise UserError(
+                "prefix-cache",
+                f"class {traffic.name!r} takes its prefix hits from {traffic.trace}, which counts none",
+                None,
+                ("a column prefix_hit_tokens_infinite_cache would say how much of a prompt was there before",),
+                ("state them: prefix_cache: {share: 40%, routing: affinity}",),
+            )
         if traffic.thinking is not None:
             raise UserError(
                 "traffic",
@@ -432,9 +443,9 @@ def class_load(
     )
 
 
-def _prefix_hits(prefix: PrefixCache | None, *, traced: bool) -> PrefixHits:
+def _prefix_hits(prefix: PrefixCache | None) -> PrefixHits:
     if prefix is None:
-        return PrefixHits(traced=traced)
+        return PrefixHits()
     return PrefixHits(
         share=prefix.share or 0.0,
         shared_tokens=float(prefix.shared_tokens or 0),

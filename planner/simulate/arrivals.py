@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from planner.errors import UserError
 from planner.intent.traces import TraceRow
-from planner.perf.traffic import BLOCK_TOKENS, ClassLoad
+from planner.perf.traffic import BLOCK_TOKENS, FIRST_BLOCK_TOKENS, ClassLoad, PrefixHits
 from planner.simulate.requests import Request
 
 _CHUNK = 8192
@@ -67,18 +67,20 @@ def replayed(
     rows: Iterable[TraceRow],
     *,
     rate_scale: float,
-    hits: bool,
-    here_ratio: float,
+    hits: PrefixHits,
+    replicas: int,
+    held_ratio: float,
     seed: int,
     share: float = 1.0,
     cls: int = 0,
 ) -> Iterator[Request]:
     """A trace's own arrivals as class `cls`, faster by `rate_scale`; a row is kept with probability `share`.
 
-    Prefix hits deeper than a trace's first block (512 tokens) come with probability `here_ratio` (1 under affinity,
-    1/replicas under round-robin).
+    Prefix hits as stated (of shared prefixes `held_ratio` are there), else the trace's own.
     """
     rng = np.random.default_rng([seed, 7])
+    cachable = hits.warm and (hits.traced or hits.share > 0 or hits.shared_tokens > 0)
+    here_ratio = 1.0 if hits.routing == "affinity" else 1.0 / replicas
     first: float | None = None
     index = 0
     luck: list[float] = []
@@ -94,14 +96,23 @@ def replayed(
         if first is None:
             first = row.time_s
         cached = 0
-        if hits and row.hit_tokens:
+        if cachable and (row.hit_tokens or not hits.traced):
             if not luck:
                 luck = rng.random(_CHUNK).tolist()
-            cached = row.hit_tokens if luck.pop() < here_ratio else min(row.hit_tokens, 512)
-            cached = min(cached // BLOCK_TOKENS * BLOCK_TOKENS, row.input_tokens - 1)
+            cached = _hit_tokens(hits, row, luck.pop(), here_ratio=here_ratio, held_ratio=held_ratio)
         yield Request(index, (row.time_s - first) / rate_scale, cls, row.input_tokens, cached, row.output_tokens, 0)
         index += 1
 
 
-Source = Callable[[int], Iterator[Request]]
-"""Seed -> a fresh stream."""
+def _hit_tokens(hits: PrefixHits, row: TraceRow, luck: float, *, here_ratio: float, held_ratio: float) -> int:
+    """Cached tokens of one row, in whole blocks. `luck` is uniform in [0, 1).
+
+    Of a trace's own hits the first block (512 tokens) is a system prompt that every replica soon holds; what is deeper
+    is where it was computed.
+    """
+    if hits.traced:
+        found = row.hit_tokens if luck < here_ratio else min(row.hit_tokens, FIRST_BLOCK_TOKENS)
+    else:
+        shared = min(int(hits.shared_tokens), row.input_tokens) if luck < held_ratio else 0
+        found = max(int(hits.share * row.input_tokens), shared)
+    return min(found // BLOCK_TOKENS * BLOCK_TOKENS, row.input_tokens - 1)

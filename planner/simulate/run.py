@@ -382,8 +382,9 @@ def _arrivals(spec: SimSpec, seed: int, end_s: float, *, without: Container[int]
                     trace.read(),
                     cls=i,
                     rate_scale=trace.pace * spec.rate_scale,
-                    hits=c.hits.traced and c.hits.warm,
-                    here_ratio=1.0 if c.hits.routing == "affinity" else 1.0 / replicas,
+                    hits=c.hits,
+                    replicas=replicas,
+                    held_ratio=c.hits.held_ratio(replicas, entry.spec.cache_tokens),
                     seed=seed,
                     share=trace.share,
                 )

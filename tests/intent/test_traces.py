@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from planner.errors import UserError
+from planner.intent.document import TrafficClass
 from planner.intent.traces import PAIRS, TraceRow, read_trace, summarise, summarise_file
+from planner.perf.traffic import ClassLoad, class_load
 
 HEAD = "timestamp_s,input_tokens,output_tokens\n"
 
@@ -134,3 +136,24 @@ def test_published_statistics(shared: Path) -> None:
         for window in ("1s", "10s", "60s"):
             assert s.peak_to_mean[window] == pytest.approx(float(p[f"peak_to_mean_{window}"]), rel=0.06)
     assert summarise_file(shared / "traces/mooncake_conversation.csv").hit_ratio == pytest.approx(0.374, abs=0.001)
+
+
+def test_routing_alone_takes_the_hits_from_the_trace(tmp_path: Path) -> None:
+    (tmp_path / "hits.csv").write_text(
+        "timestamp_s,input_tokens,output_tokens,prefix_hit_tokens\n0,2000,10,1600\n1,2000,10,1600\n"
+    )
+    (tmp_path / "none.csv").write_text("timestamp_s,input_tokens,output_tokens\n0,2000,10\n1,2000,10\n")
+
+    def load(trace: str | None) -> ClassLoad:
+        lengths = {"input": 100, "output": 10} if trace is None else {"trace": trace}
+        cls = TrafficClass.model_validate({**lengths, "prefix_cache": {"routing": "affinity"}})
+        summary = summarise_file(tmp_path / trace) if trace is not None else None
+        return class_load(cls, trace=summary)
+
+    warm = load("hits.csv")
+    assert (warm.hits.traced, warm.hits.routing) == (True, "affinity")
+    assert warm.grid(replicas=4).cached_tokens.tolist() == [1600]
+    with pytest.raises(UserError, match="which counts none"):
+        load("none.csv")
+    with pytest.raises(ValueError, match="not how many there are"):
+        load(None)

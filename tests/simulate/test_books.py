@@ -10,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import UserError
+from planner.intent.traces import TraceRow
 from planner.perf.load import LoadModel
 from planner.perf.pool import Handover
 from planner.perf.table import Curve
+from planner.perf.traffic import PrefixHits
+from planner.simulate.arrivals import replayed
 from planner.simulate.run import Failure, SimPool, SimResult, SimSpec, TraceReplay, one_replica, simulate, verify
 from tests.simulate.helpers import pool, traffic
 
@@ -245,3 +248,24 @@ def test_whatever_the_setting_the_books_balance(
     q = r.classes[0]
     assert (q.ttft_s >= 0).all()
     assert (q.e2e_s >= q.ttft_s - 1e-9).all()
+
+
+@pytest.mark.parametrize(
+    ("hits", "replicas", "held", "mean"),
+    [
+        (PrefixHits(traced=True, routing="affinity"), 4, 1.0, 1600),
+        (PrefixHits(traced=True), 4, 1.0, 512 + (1600 - 512) / 4),
+        (PrefixHits(traced=True, warm=False), 4, 1.0, 0),
+        (PrefixHits(share=0.4), 4, 1.0, 800),
+        (PrefixHits(shared_tokens=1200.0, groups=8), 4, 0.5, 592),
+        (PrefixHits(), 1, 1.0, 0),
+    ],
+)
+def test_prefix_hits_of_a_replay_are_as_stated_or_the_traces_own(
+    hits: PrefixHits, replicas: int, held: float, mean: float
+) -> None:
+    rows = [TraceRow(0.1 * i, 2000, 10, 1600) for i in range(4000)]
+    stream = replayed(rows, rate_scale=1.0, hits=hits, replicas=replicas, held_ratio=held, seed=1)
+    cached = [r.cached for r in stream]
+    assert all(c % 16 == 0 for c in cached)
+    assert sum(cached) / len(cached) == pytest.approx(mean, rel=0.05)

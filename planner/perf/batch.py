@@ -18,6 +18,7 @@ from planner.perf.stalls import Stalls, stalls_of
 _TRIES = 6
 _FASTER = 1.1
 _BEYOND = 1.7
+_WIDE = 1.5
 _NOTICED = 0.03
 """Of a step, below which a chunk's place in its prompt does not count."""
 _TYPICAL = 8
@@ -142,7 +143,14 @@ class Batch:
         left = np.ones_like(self.n)
         if self.prefills:
             g = [
-                self.prompts.shared_s(k, float(self.step_s[k - 1]), alone, rate_per_s) + attention
+                attention
+                + self.prompts.shared_s(
+                    k,
+                    decode_s=float(self.step_s[k - 1]),
+                    alone_s=alone,
+                    rate_per_s=rate_per_s,
+                    arrivals=self.arrivals,
+                )
                 for k, alone, attention in zip(self.knots, self._work_means, self._attention_means, strict=True)
             ]
             left = np.maximum(1 - rate_per_s * np.interp(self.n, self.knots, g), 0.02)
@@ -158,7 +166,14 @@ class Batch:
             mean, second = self.work(answer_s * rate_per_s)
             # Evenly spaced prompts stall an answer less often than at any time, but not less than never.
             never = -min(rate_per_s * mean, 1.0) * answer_s
-            stalled = rate_per_s * max(self._behind(rate_per_s, mean, second, c), never)
+            behind = self._behind(rate_per_s, mean, second, c)
+            if not self.stands and behind > 0:
+                # No step holds more than a full chunk: what is behind it lengthens an answer's steps, not more of them.
+                n = answer_s * rate_per_s
+                most = self.mean_steps * self.prompts.full_s(n) - min(rate_per_s * mean, 1.0) * answer_s
+                some = min(rate_per_s * mean, 1.0)
+                behind = some * max(most, 1e-9) * -math.expm1(-behind / (some * max(most, 1e-9)))
+            stalled = rate_per_s * max(behind, never)
         if self.ranks > 1:
             # Requests go to the emptiest of R ranks: each has an even share of one stream's noise.
             return self._spread_over_ranks(rate_per_s, departures, noise, cycle, stalled)
@@ -168,6 +183,7 @@ class Batch:
             departures_per_s=departures,
             dispersion=noise[1],
             tail=tail,
+            bursty=self._bursty(noise, answer_s * rate_per_s),
             stalled=stalled,
             step_s=cycle,
         )
@@ -209,6 +225,14 @@ class Batch:
             c = self.arrivals.variability(rate_per_s, max(free_per_s, 1e-9) / tail)
             tail = noise * (1 + c) / 2
         return tail
+
+    @staticmethod
+    def _bursty(noise: list[float], found: float) -> float:
+        """Weight of the less skewed spread: gamma bursts are less skewed than batches, where n is not near nothing."""
+        plain, full = noise
+        if full < _WIDE:
+            return 0.0
+        return 0.5 * max(full - plain, 0.0) / (full - 1) * found / (found + full)
 
     # ------------------------------------------------------------ ranks in lock-step
 

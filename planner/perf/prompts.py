@@ -9,6 +9,7 @@ import numpy as np
 
 from planner.perf.bursts import Arrivals
 from planner.perf.lengths import Floats
+from planner.perf.nodes import strata_of
 from planner.perf.pool import PoolSpec
 from planner.perf.ranks import LEFT
 from planner.perf.table_math import along, prompt_attention_s, prompt_extra_s, prompt_steps_s
@@ -94,16 +95,27 @@ class PromptWork:
             prefill_tokens=self.grid.prefill_tokens,
         )
 
-    def shared_s(self, decodes: float, decode_s: float, alone_s: float, rate_per_s: float) -> float:
+    def full_s(self, decodes: float) -> float:
+        """What a full chunk adds to a step."""
+        chunk, beside = self.chunk(decodes), self.beside(decodes)
+        base = float(self.pool.table.linear_decode(beside)) if beside else 0.0
+        per_token = self.grid.mean(self.attention_s(decodes)) / self.grid.mean(self.grid.prefill_tokens)
+        return float(self.pool.table.linear_mixed(beside + chunk)) - base + per_token * chunk
+
+    def shared_s(
+        self, decodes: float, *, decode_s: float, alone_s: float, rate_per_s: float, arrivals: Arrivals
+    ) -> float:
         """What a prompt adds on average at this rate: those that come during a step share the next one.
 
-        That step is a decode step, or one that holds prompts itself.
+        That step is a decode step, or one that holds prompts itself. In bursts more of them come together.
         """
         busy = min(rate_per_s * alone_s, 0.95)
         mixed = alone_s + (decode_s if self.beside(decodes) else 0.0)
         cost = 0.0
         for share, before in ((1 - busy, decode_s), (busy, mixed)):
-            cost += share * self.grid.mean(self.matrices_s(decodes, together(rate_per_s * before)))
+            batch = max((1 + arrivals.variability(rate_per_s, 1 / before)) / 2, 1.0)
+            prompts = batch * together(rate_per_s * before / batch)
+            cost += share * self.grid.mean(self.matrices_s(decodes, prompts))
         return cost
 
     def crowded_s(self, decodes: float, ended: float) -> float:
@@ -125,22 +137,24 @@ class PromptWork:
         """How much dearer a token is at its chunk's place in the prompt than on average: s, ascending, and weights."""
         g, table = self.grid, self.pool.table
         chunk = self.chunk(decodes)
-        at = np.array([1, 3, 5, 7]) / 8
+        at = np.arange(1, 16, 2) / 16
         tokens = g.prefill_tokens
         size = np.minimum(chunk, tokens)
         start = g.cached_tokens[:, None] + np.maximum(tokens - size, 0.0)[:, None] * at
         cost = along(table.prefill_attention, size[:, None] * start + (size * (size + 1) / 2)[:, None]) / size[:, None]
-        w = (g.weights * tokens)[:, None] * np.full(4, 0.25)
+        w = (g.weights * tokens)[:, None] * np.full(len(at), 1 / len(at))
         order = np.argsort(cost, axis=None, kind="stable")
-        c, wt = cost.ravel()[order], w.ravel()[order]
-        cell = np.minimum((np.cumsum(wt) - wt / 2) / wt.sum() * 8, 7).astype(int)
-        mass = np.bincount(cell, weights=wt, minlength=8)
-        value = np.bincount(cell, weights=wt * c, minlength=8)
-        keep = mass > 0
-        return value[keep] / mass[keep] - float(value.sum() / mass.sum()), mass[keep] / mass.sum()
+        value, mass = strata_of(cost.ravel()[order], w.ravel()[order], 10)
+        return value - float(value @ mass), mass
 
     def levels(
-        self, decodes: float, *, decode_s: float, rate_per_s: float, arrivals: Arrivals, ranks: int = 1
+        self,
+        decodes: float,
+        *,
+        decode_s: float,
+        rate_per_s: float,
+        arrivals: Arrivals,
+        ranks: int = 1,
     ) -> Levels:
         """Levels fine enough for a chunk's sizes and high enough for the backlog's tail.
 
@@ -157,9 +171,8 @@ class PromptWork:
         mean, second = g.mean(even), g.mean(even**2)
         token_s = full + per_token
         # Of ranks in lock-step, all together: a burst is spread over them.
-        c = arrivals.queueing(
-            rate_per_s * ranks, mean_s=mean * token_s / ranks, square_s2=second * (token_s / ranks) ** 2
-        )
+        each = mean * token_s / ranks
+        c = arrivals.queueing(rate_per_s * ranks, mean_s=each, square_s2=second * (token_s / ranks) ** 2)
         batch_mean = max((1 + c) / 2, 1.0)
         # Kingman: waits go with c + c_s, the services' own variability.
         spread = second / mean**2 - 1
@@ -173,7 +186,7 @@ class PromptWork:
             chunks = float(np.interp(0.99, np.cumsum(g.weights[order]), even[order])) / chunk
             per_chunk = int(max(4, min(LEFT / (chunks + 1), max(chunk / fine, 8), 24)))
         level = chunk / per_chunk
-        count = int(min(max(reach / level, 2 * per_chunk + 2), 2 * LEVELS)) + 1
+        count = int(min(max(reach / level, 2 * per_chunk + 2), 4 * LEVELS)) + 1
         k = np.arange(per_chunk + 1)
         linear = np.maximum(along(table.linear_mixed, beside + k * level) - base, 0.0)
         added = np.where(k > 0, linear + per_token * k * level, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,7 @@ def birth_death(
     departures_per_s: Floats,
     dispersion: float = 1.0,
     tail: float = 1.0,
+    bursty: float = 0.0,
     stalled: float = 0.0,
     step_s: Floats | None = None,
 ) -> Running:
@@ -61,8 +63,8 @@ def birth_death(
 
     keeps E mu(n) = lambda, so the mean is that of the load, and gives M/M/infinity the variance d n (a negative
     binomial above 1, a binomial below). Insensitive to the distribution of outputs: the batch is a processor-sharing
-    server. The queue behind N is geometric with ratio (lambda / mu(N))^(1 / tail). In logarithms, so that no product
-    overflows.
+    server. `bursty`: weight of a less skewed distribution of the same mean and width. The queue behind N is geometric
+    with ratio (lambda / mu(N))^(1 / tail). In logarithms, so that no product overflows.
 
     >>> round(birth_death(rate_per_s=0.5, departures_per_s=np.array([1.0])).queue_ratio, 3)   # M/M/1
     0.5
@@ -75,8 +77,33 @@ def birth_death(
     ratio = min((rate_per_s / float(departures_per_s[-1])) ** (1 / tail), 1 - 1e-9)
     weights[-1] /= 1 - ratio
     p = weights / weights.sum()
+    if bursty > 0:
+        p = (1 - bursty) * p + bursty * _flatter(rate_per_s, departures_per_s, dispersion, ratio)
     free = max(float(departures_per_s[-1]) - rate_per_s, 1e-9) / tail
     return Running(p, float(p[-1]), free, stalled, step_s=step_s)
+
+
+_BISECTIONS = 24
+
+
+def _flatter(rate_per_s: float, departures_per_s: Floats, dispersion: float, ratio: float) -> Floats:
+    """p(n + 1) / p(n) = (l / mu(n + 1))^(1 / d), with l such that E mu(n) = lambda: as wide, and less skewed."""
+    logs = np.cumsum(np.log(departures_per_s))
+    n = np.arange(len(departures_per_s) + 1)
+    mu = np.append(0.0, departures_per_s)
+    low, high = math.log(rate_per_s) - 3 * dispersion, math.log(rate_per_s) + 3 * dispersion
+    p = np.zeros(len(n))
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        log_p = (n * middle - np.append(0.0, logs)) / dispersion
+        w = np.exp(log_p - log_p.max())
+        w[-1] /= 1 - ratio
+        p = w / w.sum()
+        if float(p @ mu) < rate_per_s:
+            low = middle
+        else:
+            high = middle
+    return p
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,11 @@ import numpy as np
 from planner.perf.lengths import Floats
 from planner.perf.nodes import exponential_nodes, strata_of
 
-_GAMMA_Z = np.array([-1.75, -0.9, -0.3, 0.3, 0.9, 1.5, 2.1, 2.8])
-_GAMMA_W = np.array([0.097, 0.177, 0.226, 0.226, 0.159, 0.079, 0.028, 0.008])
-"""Strata of a standard normal around these points."""
+_EDGES = np.array([0, 0.3, 0.55, 0.75, 0.88, 0.95, 0.985, 1.0])
+_SHARE = np.diff(_EDGES)
+_TAIL = (1 - _EDGES) * (1 - np.log(np.maximum(1 - _EDGES, 1e-300)))
+_EXP = -np.diff(_TAIL) / _SHARE
+"""Strata of an exponential of mean 1: their means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ def stalls_of(
     """alone_s: each prompt's own steps; mean_s, square_s2: of those that come while others run, and share their steps.
 
     Begun by x seconds of prompts, a stall lasts B(x) = x where nobody comes meanwhile, with probability
-    exp(-lambda x), else x and a gamma with what is left of the moments E B = x / (1 - rho),
+    exp(-lambda x), else x and two exponentials with what is left of the moments E B = x / (1 - rho),
     Var B = lambda x E S^2 / (1 - rho)^3.
     """
     order = np.argsort(alone_s, kind="stable")
@@ -87,12 +89,15 @@ def _cycle(
     some = np.maximum(1 - none, 1e-12)
     mean = x * rho / (1 - rho) / some
     second = (per_s * x * square / (1 - rho) ** 3 + (x * rho / (1 - rho)) ** 2) / some
-    sd = np.sqrt(np.maximum(second - mean**2, (0.05 * mean) ** 2))
-    k = (mean / np.maximum(sd, 1e-12)) ** 2
-    gamma = np.maximum(1 - 1 / (9 * k)[:, None] + _GAMMA_Z / (3 * np.sqrt(k))[:, None], 0.0) ** 3 * mean[:, None]
-    w = np.concatenate([x_w * none, ((x_w * (1 - none))[:, None] * _GAMMA_W).ravel()])
-    beyond = np.concatenate([np.zeros_like(x), gamma.ravel()])
-    return np.concatenate([x, (x[:, None] + gamma).ravel()]), w, beyond, w
+    # Two exponentials with these moments, each with half of the mean; one, where they vary less than that.
+    square = np.maximum(second / mean**2, 2.0)
+    lean = (1 + np.sqrt((square - 2) / square)) / 2
+    parts = np.stack([lean, 1 - lean], axis=-1)
+    rest = (mean[:, None, None] / (2 * parts)[:, :, None] * _EXP).reshape(len(x), -1)
+    rest_w = (parts[:, :, None] * _SHARE).reshape(len(x), -1)
+    w = np.concatenate([x_w * none, ((x_w * (1 - none))[:, None] * rest_w).ravel()])
+    beyond = np.concatenate([np.zeros_like(x), rest.ravel()])
+    return np.concatenate([x, (x[:, None] + rest).ravel()]), w, beyond, w
 
 
 def _few(values: Floats, weights: Floats, count: int) -> tuple[Floats, Floats]:

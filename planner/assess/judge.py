@@ -17,7 +17,7 @@ from planner.assess.judged import Finding, Judged
 from planner.assess.load import Run, loaded
 from planner.assess.resolve import Resolved, resolve
 from planner.assess.view import AssessmentView
-from planner.candidates.replica import memory_of, spec_of
+from planner.candidates.replica import hits_depend_on_replicas, memory_of, spec_of
 from planner.errors import UserError
 from planner.intent.document import Intent, Service
 from planner.intent.fleet import Fleet
@@ -132,7 +132,9 @@ def _static(found: Found, service: Service | None, fleet: Fleet | None, gpu: str
         turn = -1 if found.served_first == "higher" else 0
         classes = tuple(replace(c, priority=turn * c.priority) for c in classes)
     try:
-        model = LoadModel(spec_of(r.ask, d, m, budget=caps.max_num_batched_tokens, seqs=caps.max_num_seqs), classes)
+        spec = spec_of(r.ask, d, m, budget=caps.max_num_batched_tokens, seqs=caps.max_num_seqs)
+        replicas = (found.replicas or 1) if hits_depend_on_replicas(classes) else 1
+        model = LoadModel(replace(spec, replicas=replicas), classes)
     except UserError as e:
         more = Finding("fails", found.flag_of("max_num_batched_tokens"), e.message, "; ".join(e.helps))
         return replace(judged, starts=False, findings=(*judged.findings, more)), None

@@ -196,7 +196,8 @@ def _with_caps(run: Run, *, budget: int, seqs: int) -> LoadModel | None:
     )
     if not m.fits:
         return None
-    return LoadModel(spec_of(r.ask, r.deployment, m, budget=budget, seqs=seqs), run.model.classes)
+    spec = spec_of(r.ask, r.deployment, m, budget=budget, seqs=seqs, replicas=run.model.pool.replicas)
+    return LoadModel(spec, run.model.classes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,7 +195,8 @@ def compare(found: list[Setting], csvs: list[Path], theirs_all: list[dict[str, f
             pools = (SimPool("p", s.pool, s.workers), SimPool("d", s.decode, s.decode_workers))
         spec = SimSpec(
             pools,
-            (s.cls.at(rate_of(s)),),
+            # Cold: the file's prompts have left out what the prefix cache holds.
+            (s.cls.at(rate_of(s)).cold(),),
             handover=None if s.decode is None else AT_ONCE,
             traces={"c": TraceReplay(path)},
             warmup_ratio=0.0,

@@ -178,7 +178,7 @@ class Batch:
             # Requests go to the emptiest of R ranks: each has an even share of one stream's noise.
             return self._spread_over_ranks(rate_per_s, departures, noise, cycle, stalled)
         tail = self._tail(total, free_per_s=most_per_s - rate_per_s, plain=noise[0])
-        return birth_death(
+        run = birth_death(
             rate_per_s=rate_per_s,
             departures_per_s=departures,
             dispersion=noise[1],
@@ -187,6 +187,26 @@ class Batch:
             stalled=stalled,
             step_s=cycle,
         )
+        return self._fed_only(replace(run, queue_ratio=run.queue_ratio * self._met(noise, most_per_s / rate_per_s)))
+
+    @staticmethod
+    def _met(noise: list[float], free: float) -> float:
+        """How much more often than at any time an arrival finds all slots taken: bursts fill them themselves.
+
+        As in the chain, where arrivals come at lambda / d + (1 - 1 / d) mu(n), for the part of d that is theirs.
+        """
+        plain, full = noise
+        return 1 + max(full - plain, 0.0) / full * (free - 1)
+
+    def _fed_only(self, run: Running) -> Running:
+        """More than the token budget feeds do not run at once: they wait as prompts, which the backlog knows."""
+        if not self.prefills or self.fed() >= self.slots:
+            return run
+        fed = math.ceil(self.fed())
+        p = run.probabilities.copy()
+        p[fed] = p[fed:].sum()
+        p[fed + 1 :] = 0.0
+        return replace(run, probabilities=p, queue_ratio=0.0)
 
     def _found(self, rate_per_s: float, departures: Floats) -> float:
         """Sequences at which as many leave as come."""

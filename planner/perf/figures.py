@@ -36,7 +36,7 @@ def gap_spread(model: ReplicaModel, run: Running, backlog: Backlog | None, rate:
     """All gaps pooled: decode steps at the running batch, with and without prompt chunks in them."""
     if model.mean_steps == 0:
         return spread([0.0, 0.0], [1.0, 1.0], "no gaps", mean=0.0)
-    base, weights = model.step_nodes(run)
+    nodes, base, weights = model.step_nodes(run)
     per_step, token_s = model.per_step, model.pool.table.token_s
     little = run.mean / (rate * model.mean_steps)
     if backlog is None:
@@ -55,9 +55,11 @@ def gap_spread(model: ReplicaModel, run: Running, backlog: Backlog | None, rate:
         where, where_w = model.prompts.positions(run.mean)
         if backlog.ranks is not None:
             where, where_w = where - backlog.ranks.dearer_s, dearest(where_w, backlog.ranks.crowd)
-        full = np.outer(np.arange(backlog.chunk_levels + 1) * backlog.level_tokens, where)
-        extra = added[:, None] + full
-        values = base[:, None, None] + extra[None]
+        tokens: Floats = np.arange(backlog.chunk_levels + 1.0) * backlog.level_tokens
+        # Beside other decodes than the mean number a chunk adds more or less, and the budget leaves it less or more.
+        each = model.prompts.added_s(np.append(nodes, max(run.mean, 1.0)), tokens)
+        extra = added * each[:-1] / np.maximum(each[-1], 1e-12)
+        values = base[:, None, None] + extra[:, :, None] + np.outer(tokens, where)
         # Longer steps at a larger batch meet more prompts: f is the chain's at the mean batch, f T / T_mean here.
         mixed = float(shares[1:].sum())
         longer = base / model.step_at(run.mean)

@@ -147,6 +147,15 @@ class PromptWork:
         value, mass = strata_of(cost.ravel()[order], w.ravel()[order], 10)
         return value - float(value @ mass), mass
 
+    def added_s(self, decodes: Floats, tokens: Floats) -> Floats:
+        """[i, k]: what this many prompt tokens add to a step with this many decodes, as far as its budget goes."""
+        table, g = self.pool.table, self.grid
+        per_token = g.mean(self.attention_s(float(decodes.mean()))) / g.mean(g.prefill_tokens)
+        beside = decodes[:, None] * self.pool.tokens_per_sequence
+        taken = np.minimum(tokens, np.maximum(self.pool.max_num_batched_tokens - beside, 1.0))
+        linear = along(table.linear_mixed, beside + taken) - along(table.linear_decode, beside)
+        return np.where(tokens > 0, np.maximum(linear, 0.0) + per_token * taken, 0.0)
+
     def levels(
         self,
         decodes: float,

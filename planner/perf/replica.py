@@ -321,8 +321,10 @@ class ReplicaModel:
         keep = cw > 0
         return cn[keep] / cw[keep], cw[keep] / cw.sum()
 
-    def step_nodes(self, run: Running) -> tuple[Floats, Floats]:
-        """Decode steps as gaps meet them: by how many sequences run, and by how long their contexts happen to be.
+    def step_nodes(self, run: Running) -> tuple[Floats, Floats, Floats]:
+        """Decode steps as gaps meet them: sequences, seconds, weights.
+
+        By how many sequences run, and by how long their contexts happen to be.
 
         The sum of n contexts as a gamma with their mean and CV / sqrt(n). Of ranks in lock-step the longest counts
         already, but for the few that run alone.
@@ -336,12 +338,12 @@ class ReplicaModel:
             base = base - np.where(alone, run.short_s, 0.0)
             spread = np.where(alone, spread, 0.0)
         if float((attention * spread / base).max()) < _NOTICED:
-            return base, weights
+            return nodes, base, weights
         k = 1 / np.maximum(spread, 1e-3) ** 2
         cube = np.maximum(1 - 1 / (9 * k)[:, None] + _CONTEXT_Z / (3 * np.sqrt(k))[:, None], 0.0) ** 3
         cube /= (cube @ _CONTEXT_W)[:, None]
         values = base[:, None] + attention[:, None] * (cube - 1)
-        return values.ravel(), (weights[:, None] * _CONTEXT_W).ravel()
+        return np.repeat(nodes, len(_CONTEXT_Z)), values.ravel(), (weights[:, None] * _CONTEXT_W).ravel()
 
 
 def _mixed(grids: Sequence[Requests], shares: Sequence[float]) -> Requests:

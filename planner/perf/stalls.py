@@ -68,11 +68,13 @@ def stalls_of(
     x = (one[:, None] + more[None, :]).ravel()
     x_w = (one_w[:, None] * more_w[None, :]).ravel()
     begun = _few(x, x_w, 24)
-    times, w, _, _ = _cycle(*begun, rate=rate, rho=rho, square=_square(square_s2, mean_s, batch_mean), per_s=rate_per_s)
-    # A prompt that is done leaves those that came during its own steps.
-    _, _, left, left_w = _cycle(
-        one, one_w, rate=rate, rho=rho, square=_square(square_s2, mean_s, batch_mean), per_s=rate_per_s
-    )
+    square = _square(square_s2, mean_s, batch_mean)
+    times, w, _, _ = _cycle(*begun, rate=rate, rho=rho, square=square, per_s=rate_per_s)
+    # A prompt that is done leaves those that came while it waited (Pollaczek and Khinchine) and ran.
+    found_s = rate_per_s * square / (2 * (1 - rho))
+    wait, wait_w = exponential_nodes(rho, rho / max(found_s, 1e-12))
+    stayed = _few((one[:, None] + wait).ravel(), (one_w[:, None] * wait_w).ravel(), 24)
+    _, _, left, left_w = _cycle(*stayed, rate=rate, rho=rho, square=square, per_s=rate_per_s)
     return Stalls(rate, *_few(times, w, 40), *_few(left, left_w, 24))
 
 

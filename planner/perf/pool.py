@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -97,6 +98,8 @@ class PoolSpec:
     """Prefill: how the caches of its prompts leave, whose blocks stay until then; none: they are free at once."""
     lockstep_ranks: int = 1
     """Attention-DP ranks that advance together; table, caps and capacity are one rank's, the rate is the replica's."""
+    longest_tokens: float = math.inf
+    """Prompt and answer of the longest request that the engine admits (`max_model_len`)."""
 
     def __post_init__(self) -> None:
         assert self.max_num_seqs >= 1

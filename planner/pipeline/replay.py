@@ -129,7 +129,8 @@ def replay(
                 pools=tuple(
                     SimPool(
                         p.name,
-                        replace(pool_spec(ask, c), replicas=p.replicas),
+                        # What the engine refuses is refused here: a trace may be longer than what was planned for.
+                        replace(pool_spec(ask, c), replicas=p.replicas, longest_tokens=float(p.max_model_len)),
                         p.replicas,
                         "least-loaded" if p.replicas > 1 else "round-robin",
                     )
@@ -208,25 +209,28 @@ def replay_text(found: Sequence[Replayed], *, width: int = 100) -> str:
 
 
 def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'s' if n != 1 else ''}"
+    return f"{n:,} {what}{'s' if n != 1 else ''}"
 
 
-def _told(v: Verdict) -> tuple[str, str]:
-    """Simulated figure and verdict; a promise that nothing measured is neither held nor missed."""
+def _told(v: Verdict, *, lost: int) -> tuple[str, str]:
+    """Simulated figure and verdict; a promise that nothing measured is neither held nor missed, and one that holds
+    while requests were lost holds for the others."""
     if math.isnan(v.simulated_s):
         return "nothing to measure", "-"
     if math.isinf(v.simulated_s):
         return "never", "MISSES"
-    return f"{show_time(v.simulated_s)} +- {show_time(v.half_width_s)}", "holds" if v.holds else "MISSES"
+    width = f" +- {show_time(v.half_width_s)}" if math.isfinite(v.half_width_s) else ""
+    kept = f"holds, but {_count(lost, 'request')} got no answer" if lost else "holds"
+    return f"{show_time(v.simulated_s)}{width}", kept if v.holds else "MISSES"
 
 
 def _text(r: Replayed, width: int) -> str:
     b = r.result.books
     head = (
-        f"SIMULATED {' + '.join(r.pools)}: {show_rate(r.result.rate_per_s)}, {b.arrived:,} requests over "
+        f"SIMULATED {' + '.join(r.pools)}: {show_rate(r.result.rate_per_s)}, {_count(b.arrived, 'request')} over "
         f"{_count(len(r.result.seeds), 'seed')}, {show_time(r.result.duration_s)} each"
     )
-    head += "".join(f"\n{t} is not here: Poisson arrivals at the planned rate stand for it" for t in r.missing)
+    head += "".join(f"\n{t} is not here: Poisson arrivals stand for it" for t in r.missing)
     books = (
         f"{b.finished:,} finished, {b.rejected:,} rejected, {b.unfinished:,} unfinished, "
         f"{b.preemptions:,} preemptions; "
@@ -239,7 +243,8 @@ def _text(r: Replayed, width: int) -> str:
             rows.append((c.name, metric.upper(), *(show_time(v) if math.isfinite(v) else "-" for v in values)))
         rows.append((c.name, "goodput", f"{c.goodput_ratio:.1%}", "", "", ""))
     figures = table(("class", "", "mean", "p50", "p95", "p99"), rows, width=width, right=(2, 3, 4, 5))
-    promised = [(v.cls, str(v.slo), *_told(v)) for v in r.verdicts]
+    lost = b.rejected + b.unfinished
+    promised = [(v.cls, str(v.slo), *_told(v, lost=lost)) for v in r.verdicts]
     slos = table(("class", "SLO", "simulated", ""), promised, width=width) if promised else ""
     pools = [
         (

@@ -86,7 +86,7 @@ class Replica(Batch):
         """A request reaches this replica (all segments that end before `now_s` are done)."""
         pool = self.pool
         longest = r.todo + 1 if self.prefill_role else r.input + r.output
-        if pool.cost(longest) > pool.kv_capacity or (
+        if (r.input + r.output > pool.longest_tokens or pool.cost(longest) > pool.kv_capacity) or (
             self.max_waiting is not None and len(self.waiting) >= self.max_waiting
         ):
             self.ledger.reject(r)

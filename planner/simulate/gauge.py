@@ -95,7 +95,7 @@ class Gauge:
 
     def _next_batch(self, now_s: float) -> None:
         ledger = self.ledger
-        self.counting = ledger.warm_s <= now_s <= ledger.end_s
+        self.counting = ledger.warm_s <= now_s and (ledger.drains or now_s <= ledger.end_s)
         if now_s < ledger.warm_s:
             self._batch_end = ledger.warm_s
             return
@@ -104,4 +104,4 @@ class Gauge:
         span = (ledger.end_s - ledger.warm_s) / ledger.batches
         self._batch_end = ledger.warm_s + (b + 1) * span if now_s <= ledger.end_s else math.inf
         if b == ledger.batches - 1 and self.counting:
-            self._batch_end = ledger.end_s
+            self._batch_end = math.inf if ledger.drains else ledger.end_s

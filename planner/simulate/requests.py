@@ -88,6 +88,10 @@ class Ledger:
     """Gaps and occupancies before this time are not counted."""
     end_s: float
     """Nor after it: the last arrival, when the queue runs empty."""
+    drains: bool = False
+    """Gaps and occupancies are counted to the last answer: of a trace, whose end is as much part of it as the rest."""
+    last_s: float = 0.0
+    """When the last answer was done."""
     arrived: int = 0
     finished: int = 0
     rejected: int = 0
@@ -118,6 +122,11 @@ class Ledger:
         self.gap_sums = [[[0.0, 0.0] for _ in range(self.classes)] for _ in range(self.batches)]
         self.history = [[0.0, 0.0] for _ in range(self.classes)]
 
+    @property
+    def measured_s(self) -> float:
+        """The measured time."""
+        return (max(self.end_s, self.last_s) if self.drains else self.end_s) - self.warm_s
+
     def batch_of(self, time_s: float) -> int:
         """Batches are equal stretches of the measured time."""
         span = self.end_s - self.warm_s
@@ -128,6 +137,7 @@ class Ledger:
     def finish(self, r: Request, now_s: float) -> None:
         """`now_s` is when the client has the last token."""
         self.finished += 1
+        self.last_s = max(self.last_s, now_s)
         self.tokens_out += r.output
         self.arrival_s.append(r.arrival_s)
         self.ttft_s.append(r.first_s - r.arrival_s)

@@ -245,7 +245,7 @@ def simulate(spec: SimSpec) -> SimResult:
     classes = tuple(_class_sample(spec, i, [ledger for ledger, _ in runs]) for i in range(len(spec.classes)))
     pools = tuple(_pool_sample(p, i, runs) for i, p in enumerate(spec.pools))
     ledgers = [ledger for ledger, _ in runs]
-    span = math.fsum(ledger.end_s - ledger.warm_s for ledger in ledgers)
+    span = math.fsum(ledger.measured_s for ledger in ledgers)
     measured_tokens = sum(s[0] for ledger in ledgers for b in ledger.gap_sums for s in b)
     books = Books(
         arrived=sum(b.arrived for b in ledgers),
@@ -319,7 +319,13 @@ def _check(spec: SimSpec) -> None:
 
 def _one(spec: SimSpec, seed: int, total_rate: float) -> tuple[Ledger, Cluster]:
     end = min((_length_s(t, spec) for t in spec.traces.values()), default=spec.requests / total_rate)
-    ledger = Ledger(len(spec.classes), BATCHES, end * spec.warmup_ratio, end)
+    ledger = Ledger(
+        len(spec.classes),
+        BATCHES,
+        end * spec.warmup_ratio,
+        end,
+        drains=bool(spec.traces) and len(spec.traces) == len(spec.classes),
+    )
     ranks = [c.priority for c in spec.classes]
     pools = [
         Pool(p.spec, p.replicas, ledger, routing=p.routing, max_waiting=spec.max_waiting, priorities=ranks)
@@ -449,7 +455,7 @@ def _class_sample(spec: SimSpec, index: int, ledgers: list[Ledger]) -> ClassSamp
 def _pool_sample(pool: SimPool, index: int, runs: list[tuple[Ledger, Cluster]]) -> PoolSample:
     groups = [(ledger, group) for ledger, cluster in runs for group in cluster.pools[index].replicas]
     replicas = [(ledger, rep) for ledger, group in groups for rep in group.parts()]
-    span = math.fsum(ledger.end_s - ledger.warm_s for ledger, _ in replicas)
+    span = math.fsum(ledger.measured_s for ledger, _ in replicas)
     running: dict[int, float] = {}
     kv = np.zeros(len(replicas[0][1].gauge.kv_s))
     for _, rep in replicas:

@@ -195,3 +195,28 @@ def test_without_verification_a_plan_says_that_nothing_was_replayed(planned: tup
     said = "burst.csv was not replayed; its busiest minute as Poisson arrivals stands for it"
     assert any(said in w for w in make_plan(asked(path), verify=False).warnings)
     assert not any("was not replayed" in w for w in plan.warnings)
+
+
+def test_answers_after_the_last_arrival_count(tmp_path: Path) -> None:
+    """A trace that ends in its burst asks for as much as one that goes on quietly after it."""
+    quiet = [f"{2.0 * i:.2f},500,20" for i in range(60)]
+    burst = [f"{120 + i / 1000:.3f},3000,300" for i in range(150)]
+    ends, goes_on = tmp_path / "ends.csv", tmp_path / "goes_on.csv"
+    ends.write_text(HEAD + "\n".join([*quiet, *burst]) + "\n")
+    goes_on.write_text(HEAD + "\n".join([*quiet, *burst, "180,500,20"]) + "\n")
+    slo = ("itl.p99=40ms", "ttft.p99=60s")
+    plans = [make_plan(asked(path, slo=slo)) for path in (ends, goes_on)]
+    assert plans[0].totals.gpus == plans[1].totals.gpus
+    (seen,) = replay(plans[0], trace=ends)
+    gaps = sum(b for c in seen.result.classes for b, _ in c.gap_sums)
+    assert gaps == 60 * 19 + 150 * 299
+    assert 0 < seen.result.pools[0].utilisation_ratio <= 1
+
+
+def test_what_the_engine_would_refuse_is_refused(planned: tuple[Path, Plan], tmp_path: Path) -> None:
+    _, plan = planned
+    path = tmp_path / "long.csv"
+    path.write_text(HEAD + "0,500,20\n1,200000,20\n2,500,20\n")
+    (seen,) = replay(plan, trace=path)
+    assert (seen.result.books.finished, seen.result.books.rejected) == (2, 1)
+    assert "holds, but 1 request got no answer" in replay_text([seen])

@@ -201,7 +201,8 @@ class Sessions(Strict):
 
 
 class PrefixCache(Strict):
-    """Prompt tokens found in the prefix cache: a share, shared leading tokens, or (routing alone) the trace's own.
+    """Prompt tokens found in the prefix cache: a share, shared leading tokens, or (routing alone) what sessions or a
+    trace find on their own.
 
     Depends on routing.
     """
@@ -295,13 +296,14 @@ class TrafficClass(Strict):
                 (),
                 (f"add {missing}: 500, or trace: FILE.csv",),
             )
-        if self.prefix_cache is not None and self.prefix_cache.from_trace and self.trace is None:
+        routed = self.prefix_cache is not None and self.prefix_cache.from_trace
+        if routed and self.trace is None and self.sessions is None:
             raise UserError(
                 "prefix-cache",
                 f"class {self.name!r} says how prefix hits are routed, but not how many there are",
                 None,
                 (),
-                ("add share or shared_tokens, or a trace that counts them",),
+                ("add share or shared_tokens, sessions, or a trace that counts them",),
             )
         if self.arrivals.process == "replay" and self.trace is None:
             raise UserError(

@@ -191,9 +191,12 @@ def _with_traces(loaded: Loaded, folder: Path, words: Words) -> Loaded:
             read = cls.model_copy(update={"trace": shown, "trace_summary": summary})
             # A trace on the command line and nothing said of rate or arrivals: serve just that traffic.
             asked = words.trace is not None and "arrivals" not in cls.model_fields_set and cls.rate is None
-            if asked and loaded.intent.objective != "throughput" and summary.peak_to_mean.get("60s"):
-                read = read.model_copy(update={"arrivals": Arrivals(process="replay")})
-                assumed.append(f"arrivals as in {shown}, at its own pace")
+            if asked and loaded.intent.objective != "throughput":
+                if busiest_minute(summary) is not None:
+                    read = read.model_copy(update={"arrivals": Arrivals(process="replay")})
+                    assumed.append(f"arrivals as in {shown}, at its own pace")
+                else:
+                    assumed.append(f"{shown} has no arrival times, or all at one instant: only its lengths are used")
             classes.append(_replayed(read, path))
         services.append(service.model_copy(update={"traffic": tuple(classes)}))
     return Loaded(loaded.intent.model_copy(update={"services": tuple(services)}), tuple(assumed), paths)
@@ -207,10 +210,10 @@ def _replayed(cls: TrafficClass, path: Path) -> TrafficClass:
     if busiest is None:
         raise UserError(
             "trace",
-            f"class {cls.name!r} replays {shown_path(path)}, which has no arrival times",
+            f"class {cls.name!r} replays {shown_path(path)}, which has no arrival times, or all at one instant",
             Where(shown_path(path)),
             (),
-            ("add a column timestamp_s, or give a rate and leave arrivals out",),
+            ("give it a column timestamp_s that rises, or give a rate and leave arrivals out",),
         )
     if cls.rate is not None:
         return cls

@@ -328,15 +328,20 @@ def _cv(gaps: float, total: float, squares: float) -> float | None:
 
 
 def _peaks(seconds: Counter[int], count: int, duration_s: float) -> dict[str, float]:
-    """Busiest whole window of 1, 10 and 60 s over the mean of the trace."""
+    """Busiest 1, 10 and 60 consecutive seconds over the mean of the trace."""
     found = {}
+    order = sorted(seconds)
     for window in (1, 10, 60):
         if duration_s < window:
             continue
-        sums: Counter[int] = Counter()
-        for second, n in seconds.items():
-            sums[second // window] += n
-        found[f"{window}s"] = max(sums.values()) / (count / duration_s * window)
+        most = inside = start = 0
+        for second in order:
+            inside += seconds[second]
+            while order[start] <= second - window:
+                inside -= seconds[order[start]]
+                start += 1
+            most = max(most, inside)
+        found[f"{window}s"] = max(1.0, most / (count / duration_s * window))
     return found
 
 

@@ -91,9 +91,9 @@ def replayed(question: Question) -> Seen:
         paid = question.intent.objective == "cost" and all(c.dollars_per_hour > 0 for c in visible)
         for group in dict.fromkeys(g for s in class_groups(names) for g in s):
             if replaying(ask, group):
-                replays = _group(asked, group, traces, paid=paid)
+                within, replays = _group(asked, group, traces, paid=paid)
                 if group == names and ask.service.pools == "aggregated" and len(names) == 1:
-                    _survives_somewhere(asked, replays)
+                    _survives_somewhere(asked, within, replays)
                 told = {t.candidate.key: t for t in replays}
                 keys = {*told, *(c.key for c in visible if c.class_names == group)}
                 cuts += [Cut(ask.name, k, told[k].rate_rps if k in told else 0.0, group) for k in sorted(keys)]
@@ -115,18 +115,23 @@ def _usable(c: Candidate) -> bool:
     return c.role == "aggregated" and not c.rejected_by
 
 
-def _group(ask: Ask, group: tuple[str, ...], traces: Mapping[str, TraceReplay], *, paid: bool) -> list[Told]:
-    """The best caps of each layout with the rate of one replica, as far as the replays looked."""
-    told: list[Told] = []
-    # Where nothing in the fleet survives, how much larger it would have to be is the next question.
+def _group(
+    ask: Ask, group: tuple[str, ...], traces: Mapping[str, TraceReplay], *, paid: bool
+) -> tuple[list[Told], list[Told]]:
+    """The best caps of each layout with the rate of one replica, as far as the replays looked: within the fleet, and
+    where nothing in it survives in one so much larger."""
+    found: list[list[Told]] = []
     for room in (1, BEYOND):
+        nearest: list[Told] = []
         for share in SHARES:
             told = _tried(ask, _best(ask, group, share), traces, room=room, paid=paid)
+            nearest = nearest or told
             if any(t.survives for t in told):
-                return told
+                return (found[0] if found else told), told
             if not any(t.slow for t in told):
                 break
-    return told
+        found.append(nearest)
+    return found[0], found[1]
 
 
 def _best(ask: Ask, group: tuple[str, ...], share: float) -> list[Candidate]:
@@ -210,10 +215,9 @@ def breaks(ask: Ask, candidate: Candidate, traces: Mapping[str, TraceReplay], re
     return tuple(found)
 
 
-def _survives_somewhere(ask: Ask, replays: Sequence[Told]) -> None:
+def _survives_somewhere(ask: Ask, within: Sequence[Told], replays: Sequence[Told]) -> None:
     """UserError, with what would do, where no layout survives the trace within the fleet."""
-    within = [t for t in replays if t.survives and t.count <= replicas_in_pool(ask, t.candidate)]
-    if within or not replays:
+    if any(t.survives for t in within) or not replays:
         return
     cls = replaying(ask, [n for n, _ in ask.rates])[0]
     notes, helps = [], []
@@ -221,7 +225,7 @@ def _survives_somewhere(ask: Ask, replays: Sequence[Told]) -> None:
         (t for t in replays if t.survives), key=lambda t: (t.count * t.candidate.gpus, t.candidate.key), default=None
     )
     nearest = min(
-        (t for t in replays if t.broken), key=lambda t: max(b.needs_s / b.slo.limit_s for b in t.broken), default=None
+        (t for t in within if t.broken), key=lambda t: max(b.needs_s / b.slo.limit_s for b in t.broken), default=None
     )
     if beyond is not None:
         c, pool = beyond.candidate, ask.pool(beyond.candidate.fleet_pool)
@@ -229,13 +233,14 @@ def _survives_somewhere(ask: Ask, replays: Sequence[Told]) -> None:
         more = math.ceil(beyond.count * c.gpus / per_node) - (pool.nodes - pool.reserved_nodes)
         notes.append(f"{beyond.count} replicas of {_layout(c)} survive it ({beyond.count * c.gpus} GPUs)")
         helps.append(f"add {more} node{'s' if more > 1 else ''} ({more * per_node} GPUs) to pool {pool.name}")
-    elif nearest is not None:
+    if nearest is not None:
         for b in nearest.broken:
             notes.append(
-                f"even {nearest.count} replicas of {_layout(nearest.candidate)} reach {b.slo.key} "
+                f"{nearest.count} replicas of {_layout(nearest.candidate)} reach {b.slo.key} "
                 f"{show_time(b.needs_s)}, headroom for the model's error included"
             )
-            helps.append(f"set {b.slo.key} to {math.ceil(b.needs_s * 1e3)}ms or more, with as many GPUs")
+        sets = ", ".join(f"{b.slo.key} to {math.ceil(b.needs_s * 1e3)}ms" for b in nearest.broken)
+        helps.append(f"set {sets} or more")
     summary = cls.trace_summary
     if summary is not None and "1s" in summary.peak_to_mean:
         notes.append(f"the busiest second has {summary.peak_to_mean['1s']:.1f} times the trace's mean rate")

@@ -270,7 +270,7 @@ def _committed(fleet: Fleet, pool: doc.PoolDoc) -> bool:
 def _digests(asked: Asked, pools: Sequence[BuiltPool]) -> doc.Digests:
     """Over canonical forms of what the answer rests on, and of nothing else."""
     gpus = {p.gpu: find_gpu(p.gpu).model_dump(mode="json") for p in asked.fleet.pools}
-    models = {a.name: a.model.config for a in asked.asks if a.model is not None}
+    models = {a.model.id: a.model.config for a in asked.asks if a.model is not None}
     engines = {
         f"{a.service.engine} {a.engine_version}": find_engine(a.service.engine, a.engine_version).model_dump(
             mode="json"

@@ -44,6 +44,6 @@ def simulate(
         told("simulating")
         found = replay(
             load(plan_file), service=service, trace=trace, rate_scale=rate_scale, failures=fail_replica,
-            requests=requests, seeds=seeds,
+            requests=requests, seeds=seeds, folder=plan_file if plan_file.is_dir() else plan_file.parent,
         )  # fmt: skip
     click.echo(to_json([r.as_data() for r in found]) if form == "json" else replay_text(found, width=width()))

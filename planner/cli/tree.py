@@ -72,7 +72,7 @@ def check(folder: Path, templates_dir: Path | None, resolve: bool, form: str) ->
         from planner.pipeline import resolve_again
         from planner.plan.text import load
 
-        changes = resolve_again(load(folder))
+        changes = resolve_again(load(folder), folder)
         if changes:
             click.echo("\n".join(changes))
             click.echo("the files are what the plan says, but today's planner answers differently", err=True)

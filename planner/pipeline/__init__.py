@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.errors import Exit, UserError
@@ -89,10 +90,11 @@ def replan(intent: Intent, fleet: Fleet, platform: Platform) -> Plan:
     return make_plan(question_from(intent, fleet, platform))
 
 
-def resolve_again(plan: Plan) -> list[str]:
-    """Solve a plan's own question again; what differs today, one line each."""
+def resolve_again(plan: Plan, folder: Path) -> list[str]:
+    """Solve a plan's own question again, its traces looked for around the folder; what differs today, one line each."""
+    from planner.pipeline.traces import near
     from planner.report.diff import diff
 
-    again = make_plan(question_of(plan), verify=plan.verification.by == "simulation")
+    again = make_plan(near(question_of(plan), folder), verify=plan.verification.by == "simulation")
     found = diff(plan, again)
     return found.to_text(100).splitlines() if found else []

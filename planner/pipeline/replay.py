@@ -15,7 +15,7 @@ from planner.candidates.replica import memory_of, pool_spec
 from planner.errors import UserError, did_you_mean
 from planner.perf.traffic import ClassLoad
 from planner.pipeline.question import Question, question_of
-from planner.pipeline.traces import WHOLE, is_here, replaying, share_of, traces_of
+from planner.pipeline.traces import WHOLE, is_here, near, replaying, share_of, traces_of
 from planner.plan.document import Plan, PoolDoc, ServiceDoc
 from planner.report.build import pool_deployment
 from planner.report.console import table
@@ -95,8 +95,10 @@ def replay(
     failures: Sequence[str] = (),
     requests: int | None = None,
     seeds: tuple[int, ...] = (1, 2),
+    folder: Path | None = None,
 ) -> tuple[Replayed, ...]:
-    """Simulate the pools of a plan. With a trace, its arrivals and lengths replace its only class's."""
+    """Simulate the pools of a plan. With a trace, its arrivals and lengths replace its only class's; traces that the
+    plan replays are looked for around `folder`, too."""
     names = [s.name for s in plan.services]
     if service is not None and service not in names:
         raise UserError(
@@ -104,7 +106,7 @@ def replay(
         )
     pools = [p.name for s in plan.services for p in s.pools]
     failed = [_failure(text, pools) for text in failures]
-    question = question_of(plan)
+    question = question_of(plan) if folder is None else near(question_of(plan), folder)
     found = []
     for s in plan.services:
         if service not in (None, s.name):

@@ -74,7 +74,7 @@ def file_of(question: Question, service: str, cls: TrafficClass) -> Path:
             f"service {service}: class {cls.name!r} replays {cls.trace}, which is not here",
             None,
             ("a plan keeps a trace's lengths and digest, not its rows",),
-            (f"run from the folder that {cls.trace} is relative to", "or plan without the replay: plan --no-verify"),
+            (f"run from the folder that {cls.trace} is relative to, or put it beside the plan",),
         )
     if cls.trace_summary is not None and _digest(path) != cls.trace_summary.digest:
         raise UserError(
@@ -85,6 +85,20 @@ def file_of(question: Question, service: str, cls: TrafficClass) -> Path:
             ("plan again with the trace as it is now",),
         )
     return path
+
+
+def near(question: Question, folder: Path) -> Question:
+    """The same question with its traces looked for around a plan's folder: there and in the three above it."""
+    found = dict(question.traces)
+    for ask in question.asks:
+        for cls in replaying(ask, [n for n, _ in ask.rates]):
+            assert cls.trace is not None
+            for place in (folder.resolve(), *folder.resolve().parents[:3]):
+                path = place / Path(cls.trace).name
+                if path.is_file() and cls.trace_summary is not None and _digest(path) == cls.trace_summary.digest:
+                    found.setdefault((ask.name, cls.name), path)
+                    break
+    return replace(question, traces=found)
 
 
 def is_here(question: Question, service: str, cls: TrafficClass) -> bool:

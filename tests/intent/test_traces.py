@@ -134,8 +134,7 @@ def test_published_statistics(shared: Path) -> None:
                 assert getattr(ours, q) == pytest.approx(float(p[f"{key}_{q}"]), rel=0.005, abs=1)
         # The published means count a last, partial window as a whole one.
         for window in ("1s", "10s", "60s"):
-            # Published for windows of a clock, over means that count a partial one as whole; ours slide, so that a burst
-            # across an edge is not halved.
+            # Published for windows of a clock; ours slide, so that a burst across an edge is not halved.
             fixed = float(p[f"peak_to_mean_{window}"])
             assert 0.94 * fixed <= s.peak_to_mean[window] <= 2 * fixed
     assert summarise_file(shared / "traces/mooncake_conversation.csv").hit_ratio == pytest.approx(0.374, abs=0.001)

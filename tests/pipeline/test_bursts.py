@@ -10,7 +10,7 @@ import pytest
 
 from planner.errors import Exit, UserError
 from planner.intent.resolve import Words
-from planner.pipeline import ask, make_plan, traces
+from planner.pipeline import ask, make_plan, resolve_again, traces
 from planner.pipeline.question import Question, question_of
 from planner.pipeline.replay import candidate_of, replay, replay_text
 from planner.pipeline.traces import traces_of
@@ -220,3 +220,17 @@ def test_what_the_engine_would_refuse_is_refused(planned: tuple[Path, Plan], tmp
     (seen,) = replay(plan, trace=path)
     assert (seen.result.books.finished, seen.result.books.rejected) == (2, 1)
     assert "holds, but 1 request got no answer" in replay_text([seen])
+
+
+def test_a_trace_is_found_around_its_plan(planned: tuple[Path, Plan], tmp_path: Path) -> None:
+    path, plan = planned
+    deploy = tmp_path / "service" / "deploy"
+    deploy.mkdir(parents=True)
+    assert replay(plan, folder=deploy, requests=500)[0].missing == ("burst.csv",)
+    with pytest.raises(UserError, match="put it beside the plan"):
+        resolve_again(plan, deploy)
+    (deploy.parent / "burst.csv").write_text("timestamp_s,input_tokens,output_tokens\n0,1,1\n")  # another of its name
+    (tmp_path / "burst.csv").write_text(path.read_text())
+    (seen,) = replay(plan, folder=deploy)
+    assert (seen.missing, seen.result.books.arrived) == ((), 1200)
+    assert resolve_again(plan, deploy) == []

@@ -22,7 +22,8 @@ def simulated_days(question: Question, settled: Settled) -> dict[Day, Seen]:
         scale = settled.solution.scale or 1.0
         traces = traces_of(question, ask, {n: r * scale for n, r in ask.rates})
         lifted = any(x.raises(chosen.candidate) for x in settled.checked.lifts)
-        if lifted or replaying(ask, chosen.candidate.class_names):
+        aggregated = chosen.candidate.role == "aggregated"
+        if aggregated and (lifted or replaying(ask, chosen.candidate.class_names)):
             for name, there in situations(pool):
                 found[pool.service, pool.pool, name] = _seen(ask, pool, there, traces)
     return found

@@ -20,6 +20,7 @@ from planner.perf.calibration import calibration_for
 from planner.plan import document as doc
 from planner.plan.baddays import bad_days, running_pools
 from planner.plan.models import embedded
+from planner.plan.pairdays import pair_days, running_pairs
 from planner.plan.pools import BuiltPool, Checked, build_pool, graph_sizes_max, per_node
 from planner.plan.services import service_document
 from planner.plan.solution import Solution
@@ -76,7 +77,12 @@ def assemble(asked: Asked, solution: Solution, checked: Checked) -> doc.Plan:
         totals=totals,
         change=_change(asked.today, services, totals),
         services=tuple(services),
-        bad_days=bad_days([r for _, r in running_pools(by_name, solution)], checked.days),
+        bad_days=(
+            *bad_days(
+                [r for c, r in running_pools(by_name, solution) if c.candidate.role == "aggregated"], checked.days
+            ),
+            *pair_days(list(running_pairs(by_name, solution))),
+        ),
         decide=_decide(asked, services),
         defaults=asked.assumed,
         assumed=_assumed(by_name, services),

@@ -43,7 +43,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """One aggregated pool as it runs: enough to ask what happens to it."""
+    """One pool as it runs: enough to ask what happens to it."""
 
     service: str
     pool: str
@@ -61,7 +61,7 @@ class Running:
 
 
 def running_pools(asks: Mapping[str, Ask], solution: Solution) -> Iterator[tuple[ChosenPool, Running]]:
-    """The aggregated pools of a solution as they run."""
+    """The pools of a solution as they run."""
     used: dict[str, int] = {}
     for service in solution.services:
         for p in service.pools:
@@ -70,8 +70,6 @@ def running_pools(asks: Mapping[str, Ask], solution: Solution) -> Iterator[tuple
         ask = asks[service.name]
         for i, chosen in enumerate(service.pools):
             c = chosen.candidate
-            if c.role != "aggregated":
-                continue
             pool = ask.pool(c.fleet_pool)
             node = per_node(pool)
             yield (
@@ -109,7 +107,7 @@ def situations(pool: Running) -> Iterator[tuple[str, Situation]]:
 
 
 def bad_days(pools: Sequence[Running], seen: Mapping[Day, Seen]) -> tuple[BadDay, ...]:
-    """Every day for every service, the worst pool of a service speaking for it."""
+    """Every day for every service with aggregated pools, the worst of them speaking for it."""
     found: list[BadDay] = []
     for name, ask in DAYS:
         for service in sorted({p.service for p in pools}):
@@ -117,7 +115,7 @@ def bad_days(pools: Sequence[Running], seen: Mapping[Day, Seen]) -> tuple[BadDay
             for p in pools:
                 there = ask(p) if p.service == service else None
                 if there is not None:
-                    day = _day(name, p, there)
+                    day = closed_day(name, p, there)
                     told = seen.get((service, p.pool, name))
                     days.append(
                         day if told is None else day.model_copy(update={"misses": told.misses, "method": told.method})
@@ -198,7 +196,9 @@ DAYS: tuple[tuple[str, Callable[[Running], Situation | None]], ...] = (
 )
 
 
-def _day(name: str, pool: Running, there: Situation) -> BadDay:
+def closed_day(name: str, pool: Running, there: Situation) -> BadDay:
+    """One day of one pool."""
+
     def said(load: float, *misses: str) -> BadDay:
         return BadDay(name=name, service=pool.service, load=load, misses=misses, method=METHOD)
 

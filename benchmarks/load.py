@@ -1,10 +1,12 @@
 """Closed-form load model against the event simulation, with the same step times: queueing alone is compared.
 
-    python -m benchmarks.load [--quick] [--group NAME ...] [--match TEXT] [--seed N] [--csv FILE]
+    python -m benchmarks.load [--quick] [--group NAME ...] [--match TEXT] [--seed N] [--jobs N] [--csv FILE]
 
 Points are in `benchmarks.load_points`, by group. Prints every point, then, for each group and for all, the errors
 against what is promised: mean ITL within 10% up to load 0.85, p99 ITL within 15%, sustainable rate within 5%, p99 TTFT
-on the safe side in at least 90% of the points up to the default load cap.
+on the safe side in at least 90% of the points up to the default load cap. Five minutes on two cores.
+
+Points drawn with seeds 1 to 3 (and 100) were looked at while the model was made; those of any other seed were not.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ COMPARED = (
     ("tpot", "p99"),
     ("e2e", "p99"),
 )
-DRAWN = 60
+DRAWN, DRAWN_SEED = 60, 4
 
 
 @dataclass(frozen=True)
@@ -144,8 +146,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer requests: for a look, not for a verdict")
     parser.add_argument("--group", nargs="*", default=["printed", "more", "real", "fresh", "drawn"])
     parser.add_argument("--match", default="", help="only points with this text in their name")
-    parser.add_argument("--seed", type=int, default=1, help="of the drawn points")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=DRAWN_SEED, help="of the drawn points")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--csv", type=Path)
     args = parser.parse_args()
     requests, seeds = (5_000, (1,)) if args.quick else (20_000, (1, 2))

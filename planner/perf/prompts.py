@@ -167,8 +167,8 @@ class PromptWork:
     ) -> Levels:
         """Levels fine enough for a chunk's sizes and high enough for the backlog's tail.
 
-        For ranks: a chunk has at least four, since the longest of many ranks' chunks must not all look full, and more
-        where prompts have few chunks.
+        For ranks: a chunk has as many as leave room for what the longest prompts leave over, since the longest of many
+        ranks' chunks must not all look full.
         """
         table, tokens, g = self.pool.table, self.grid.prefill_tokens, self.grid
         chunk, beside = self.chunk(decodes), self.beside(decodes)
@@ -193,7 +193,7 @@ class PromptWork:
         if ranks > 1:
             order = np.argsort(even)
             chunks = float(np.interp(0.99, np.cumsum(g.weights[order]), even[order])) / chunk
-            per_chunk = int(max(4, min(LEFT / (chunks + 1), max(chunk / fine, 8), 24)))
+            per_chunk = int(max(2, min(LEFT / (chunks + 1), max(chunk / fine, 8), 24)))
         level = chunk / per_chunk
         count = int(min(max(reach / level, 2 * per_chunk + 2), 4 * LEVELS)) + 1
         k = np.arange(per_chunk + 1)

@@ -79,7 +79,7 @@ def replayed(
     Prefix hits as stated (of shared prefixes `held_ratio` are there), else the trace's own.
     """
     rng = np.random.default_rng([seed, 7])
-    cachable = hits.warm and (hits.traced or hits.share > 0 or hits.shared_tokens > 0)
+    cacheable = hits.warm and (hits.traced or hits.share > 0 or hits.shared_tokens > 0)
     here_ratio = 1.0 if hits.routing == "affinity" else 1.0 / replicas
     first: float | None = None
     index = 0
@@ -96,7 +96,7 @@ def replayed(
         if first is None:
             first = row.time_s
         cached = 0
-        if cachable and (row.hit_tokens or not hits.traced):
+        if cacheable and (row.hit_tokens or not hits.traced):
             if not luck:
                 luck = rng.random(_CHUNK).tolist()
             cached = _hit_tokens(hits, row, luck.pop(), here_ratio=here_ratio, held_ratio=held_ratio)

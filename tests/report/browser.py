@@ -28,7 +28,7 @@ class Browser:
     def __init__(self, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         program = chromium()
         assert program is not None
-        self._folder = tempfile.TemporaryDirectory(prefix="planner-browser-")
+        self._folder = tempfile.TemporaryDirectory(prefix="planner-browser-", ignore_cleanup_errors=True)
         to_browser, self._write = os.pipe()
         self._read, from_browser = os.pipe()
         words = [

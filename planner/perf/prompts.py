@@ -49,6 +49,8 @@ class PromptWork:
     def __init__(self, pool: PoolSpec, grid: Requests) -> None:
         self.pool = pool
         self.grid = grid
+        self._attention: dict[int, float] = {}
+        self._positions: dict[int, tuple[Floats, Floats]] = {}
 
     def chunk(self, decodes: float) -> float:
         """Prompt tokens that fit into a step beside the decodes."""
@@ -95,12 +97,19 @@ class PromptWork:
             prefill_tokens=self.grid.prefill_tokens,
         )
 
+    def token_attention_s(self, decodes: float) -> float:
+        """Attention of a mean prompt token. It hardly depends on the decodes, so they are taken in powers of two."""
+        power = max(round(math.log2(max(decodes, 1.0))), 0)
+        if power not in self._attention:
+            found = self.grid.mean(self.attention_s(2.0**power)) / self.grid.mean(self.grid.prefill_tokens)
+            self._attention[power] = found
+        return self._attention[power]
+
     def full_s(self, decodes: float) -> float:
         """What a full chunk adds to a step."""
         chunk, beside = self.chunk(decodes), self.beside(decodes)
         base = float(self.pool.table.linear_decode(beside)) if beside else 0.0
-        per_token = self.grid.mean(self.attention_s(decodes)) / self.grid.mean(self.grid.prefill_tokens)
-        return float(self.pool.table.linear_mixed(beside + chunk)) - base + per_token * chunk
+        return float(self.pool.table.linear_mixed(beside + chunk)) - base + self.token_attention_s(decodes) * chunk
 
     def shared_s(
         self, decodes: float, *, decode_s: float, alone_s: float, rate_per_s: float, arrivals: Arrivals
@@ -110,13 +119,12 @@ class PromptWork:
         That step is a decode step, or one that holds prompts itself. In bursts more of them come together.
         """
         busy = min(rate_per_s * alone_s, 0.95)
-        mixed = alone_s + (decode_s if self.beside(decodes) else 0.0)
-        cost = 0.0
-        for share, before in ((1 - busy, decode_s), (busy, mixed)):
+        prompts = []
+        for before in (decode_s, alone_s + (decode_s if self.beside(decodes) else 0.0)):
             batch = max((1 + arrivals.variability(rate_per_s, 1 / before)) / 2, 1.0)
-            prompts = batch * together(rate_per_s * before / batch)
-            cost += share * self.grid.mean(self.matrices_s(decodes, prompts))
-        return cost
+            prompts.append([batch * together(rate_per_s * before / batch)])
+        free, mixed = self.matrices_s(decodes, np.array(prompts)) @ self.grid.weights
+        return float((1 - busy) * free + busy * mixed)
 
     def crowded_s(self, decodes: float, ended: float) -> float:
         """What a prompt adds to steps in each of which a Poisson number of prompts begins, `ended` on average.
@@ -134,7 +142,16 @@ class PromptWork:
         return float(cost @ w / w.sum()) + g.mean(self.attention_s(decodes))
 
     def positions(self, decodes: float) -> tuple[Floats, Floats]:
-        """How much dearer a token is at its chunk's place in the prompt than on average: s, ascending, and weights."""
+        """How much dearer a token is at its chunk's place in the prompt than on average: s, ascending, and weights.
+
+        As with `token_attention_s`, for decodes in powers of two.
+        """
+        power = max(round(math.log2(max(decodes, 1.0))), 0)
+        if power not in self._positions:
+            self._positions[power] = self._placed(2.0**power)
+        return self._positions[power]
+
+    def _placed(self, decodes: float) -> tuple[Floats, Floats]:
         g, table = self.grid, self.pool.table
         chunk = self.chunk(decodes)
         at = np.arange(1, 16, 2) / 16
@@ -143,18 +160,20 @@ class PromptWork:
         start = g.cached_tokens[:, None] + np.maximum(tokens - size, 0.0)[:, None] * at
         cost = along(table.prefill_attention, size[:, None] * start + (size * (size + 1) / 2)[:, None]) / size[:, None]
         w = (g.weights * tokens)[:, None] * np.full(len(at), 1 / len(at))
+        if float(np.ptp(cost)) == 0.0:
+            return np.zeros(1), np.ones(1)
         order = np.argsort(cost, axis=None, kind="stable")
         value, mass = strata_of(cost.ravel()[order], w.ravel()[order], 10)
         return value - float(value @ mass), mass
 
     def added_s(self, decodes: Floats, tokens: Floats) -> Floats:
         """[i, k]: what this many prompt tokens add to a step with this many decodes, as far as its budget goes."""
-        table, g = self.pool.table, self.grid
-        per_token = g.mean(self.attention_s(float(decodes.mean()))) / g.mean(g.prefill_tokens)
+        table = self.pool.table
         beside = decodes[:, None] * self.pool.tokens_per_sequence
         taken = np.minimum(tokens, np.maximum(self.pool.max_num_batched_tokens - beside, 1.0))
         linear = along(table.linear_mixed, beside + taken) - along(table.linear_decode, beside)
-        return np.where(tokens > 0, np.maximum(linear, 0.0) + per_token * taken, 0.0)
+        attention = self.token_attention_s(float(decodes.mean())) * taken
+        return np.where(tokens > 0, np.maximum(linear, 0.0) + attention, 0.0)
 
     def levels(
         self,

@@ -10,8 +10,9 @@ import numpy as np
 from planner.intent.slo import Slo
 from planner.perf.lengths import Floats
 
-_HEAVY = 0.01
-"""Weight above which a value counts as one that many have, not as a point of a smooth distribution."""
+_HEAVY, _EDGE = 0.01, 0.002
+"""Weight above which a value counts as one that many have, not as a point of a smooth distribution; and what is left
+at either end to slope towards its neighbours."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +61,7 @@ def spread(values: Any, weights: Any, method: str, *, mean: float | None = None)
     if not heavy.any():
         return Spread(v, upper - share / 2, mean, method)
     # A value of much weight holds over all of it, but for its edges: a decode step, with rare prompts beyond.
-    edge = np.minimum(share / 2, _HEAVY / 2)
+    edge = np.minimum(share / 2, _EDGE)
     lower = upper - share
     points = np.concatenate([np.where(heavy, lower + edge, upper - share / 2), (upper - edge)[heavy]])
     values = np.concatenate([v, v[heavy]])

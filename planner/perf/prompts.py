@@ -98,12 +98,14 @@ class PromptWork:
         )
 
     def token_attention_s(self, decodes: float) -> float:
-        """Attention of a mean prompt token. It hardly depends on the decodes, so they are taken in powers of two."""
-        power = max(round(math.log2(max(decodes, 1.0))), 0)
-        if power not in self._attention:
-            found = self.grid.mean(self.attention_s(2.0**power)) / self.grid.mean(self.grid.prefill_tokens)
-            self._attention[power] = found
-        return self._attention[power]
+        """Attention of a mean prompt token. It hardly depends on the decodes: between powers of two of them."""
+        at = math.log2(max(decodes, 1.0))
+        low = int(at)
+        for power in (low, low + 1):
+            if power not in self._attention:
+                found = self.grid.mean(self.attention_s(2.0**power)) / self.grid.mean(self.grid.prefill_tokens)
+                self._attention[power] = found
+        return self._attention[low] + (at - low) * (self._attention[low + 1] - self._attention[low])
 
     def full_s(self, decodes: float) -> float:
         """What a full chunk adds to a step."""
@@ -144,7 +146,7 @@ class PromptWork:
     def positions(self, decodes: float) -> tuple[Floats, Floats]:
         """How much dearer a token is at its chunk's place in the prompt than on average: s, ascending, and weights.
 
-        As with `token_attention_s`, for decodes in powers of two.
+        Of the power of two of decodes that is nearest.
         """
         power = max(round(math.log2(max(decodes, 1.0))), 0)
         if power not in self._positions:

@@ -10,9 +10,8 @@ import numpy as np
 from planner.intent.slo import Slo
 from planner.perf.lengths import Floats
 
-_HEAVY, _EDGE = 0.01, 0.002
-"""Weight above which a value counts as one that many have, not as a point of a smooth distribution; and what is left
-at either end to slope towards its neighbours."""
+_EDGE = 0.002
+"""Weight at either end of a value that slopes towards its neighbours: all of a light one, the ends of a heavy one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +56,7 @@ def spread(values: Any, weights: Any, method: str, *, mean: float | None = None)
     upper = np.cumsum(w) / total
     share = w / total
     mean = float(v @ w) / total if mean is None else mean
-    heavy = share > _HEAVY
+    heavy = share > 2 * _EDGE
     if not heavy.any():
         return Spread(v, upper - share / 2, mean, method)
     # A value of much weight holds over all of it, but for its edges: a decode step, with rare prompts beyond.

@@ -6,7 +6,7 @@ Points are in `benchmarks.load_points`, by group. Prints every point, then, for 
 against what is promised: mean ITL within 10% up to load 0.85, p99 ITL within 15%, sustainable rate within 5%, p99 TTFT
 on the safe side in at least 90% of the points up to the default load cap. Five minutes on two cores.
 
-Points drawn with seeds 1 to 3 (and 100) were looked at while the model was made; those of any other seed were not.
+Points drawn with seeds 1 to 4 (and 100) were looked at while the model was made; those of any other seed were not.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ COMPARED = (
     ("tpot", "p99"),
     ("e2e", "p99"),
 )
-DRAWN, DRAWN_SEED = 60, 4
+DRAWN, DRAWN_SEED = 60, 5
 
 
 @dataclass(frozen=True)
